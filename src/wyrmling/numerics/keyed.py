@@ -1,0 +1,96 @@
+"""Random numbers that are functions of a key, never of a history.
+
+Law 3: what step k draws follows from (seed, names, k, row) alone, so nothing has to be saved to resume, and another
+number of processes draws the same numbers. Keys are mixed by SplitMix64's finaliser (Steele, Lea, Flood 2014);
+streams come from the counter-based generator Philox4x64 (Salmon et al. 2011) as NumPy ships it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+U64 = np.uint64
+_GAMMA = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+KeyPart = int | str | npt.NDArray[np.integer]
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on every input bit."""
+    x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> U64(27))) * U64(0x94D049BB133111EB)
+    return x ^ (x >> U64(31))
+
+
+def _word(part: KeyPart) -> npt.NDArray[np.uint64]:
+    if isinstance(part, str):
+        return np.asarray(int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little"), dtype=U64)
+    if isinstance(part, int):
+        return np.asarray(part & _MASK, dtype=U64)
+    return part.astype(np.int64).astype(U64)
+
+
+def hash_key(*parts: KeyPart) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash of a key. Parts are integers, names, or integer arrays (broadcast against each other).
+
+    Returns: uint64, shape the broadcast of the array parts (zero-dimensional if there are none).
+    """
+    with np.errstate(over="ignore"):
+        h = np.asarray(_GAMMA, dtype=U64)
+        for part in parts:
+            h = _mix((h ^ _word(part)) + U64(_GAMMA))
+    return h
+
+
+def hash_int(*parts: KeyPart) -> int:
+    """`hash_key` of scalar parts as a Python int in [0, 2^64)."""
+    return int(hash_key(*parts))
+
+
+def uniform_integers(hashes: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.int64]:
+    """Map hashes to integers in [0, n), n < 2^31, by multiplication of the high word (bias below n / 2^32)."""
+    if not 0 < n < 1 << 31:
+        high = [(int(h) * n) >> 64 for h in np.atleast_1d(hashes).ravel()]
+        return np.asarray(high, dtype=np.int64).reshape(hashes.shape)
+    return (((hashes >> U64(32)) * U64(n)) >> U64(32)).astype(np.int64)
+
+
+def philox(*parts: int | str) -> np.random.Philox:
+    """A counter-based bit generator keyed by `parts`; equal keys give equal streams on every machine."""
+    return np.random.Philox(key=[hash_int(0, *parts), hash_int(1, *parts)])
+
+
+class KeyedPermutation:
+    """A permutation of range(n) that is a function of its key: no table, constant memory.
+
+    A four-round Feistel network over the smallest even number of bits that holds n, with cycle walking (Black and
+    Rogaway 2002), so `permutation(indices)` is a bijection of [0, n) for every n >= 1.
+    """
+
+    def __init__(self, n: int, *key: int | str) -> None:
+        if n < 1:
+            raise ValueError(f"a permutation needs n >= 1, got {n}")
+        self.n = n
+        bits = max((n - 1).bit_length(), 2)
+        self._half = U64((bits + 1) // 2)
+        self._low = U64((1 << int(self._half)) - 1)
+        self._round_keys = [hash_int("feistel", r, *key) for r in range(4)]
+
+    def _encrypt(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        left, right = x >> self._half, x & self._low
+        for round_key in self._round_keys:
+            left, right = right, left ^ (hash_key(round_key, right) & self._low)
+        return (left << self._half) | right
+
+    def __call__(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Images of `indices` (int64, each in [0, n))."""
+        x = self._encrypt(indices.astype(U64))
+        outside = x >= U64(self.n)
+        while outside.any():
+            x[outside] = self._encrypt(x[outside])
+            outside = x >= U64(self.n)
+        return x.astype(np.int64)
