@@ -1,0 +1,63 @@
+"""What every sequence memory is: a function from neurons and a stream to reads, with a state that is a value.
+
+    read, state = memory(neurons, stream, state, position=..., reset=...)
+
+A memory may own parameters (shared by all layers) but never a state. Its state for one layer is a dictionary of named
+tensors whose first axis is the batch row; how many tokens a row has seen (its position) is kept once for all layers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+MemoryState = dict[str, Tensor]
+
+
+def reset_rows(state: MemoryState, reset: Tensor) -> MemoryState:
+    """The state with the marked rows (bool [B]) emptied. Every part of it; what was there, NaN included, is gone."""
+    return {
+        name: torch.where(reset.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), tensor.new_zeros(()), tensor)
+        for name, tensor in state.items()
+    }
+
+
+class Memory(nn.Module, ABC):
+    """A sequence memory.
+
+    Laws that each implementation is tested for: the whole pass equals chunks of any sizes equals single tokens
+    (reads, final state, all gradients), from any state; a reset row behaves as a new one; token t never depends on
+    later tokens.
+    """
+
+    #: Heads of the read: H, or 1 where the read is shared by all heads.
+    read_heads: int
+
+    @abstractmethod
+    def initial_state(self, rows: int, *, neurons: int | None = None, device: torch.device | None = None) -> MemoryState:
+        """The empty state of one layer for `rows` rows. `neurons`: width of a narrow layer (default: the widest)."""
+
+    @abstractmethod
+    def forward(
+        self,
+        neurons: Tensor,
+        stream: Tensor,
+        state: MemoryState | None = None,
+        *,
+        position: Tensor,
+        reset: Tensor | None = None,
+        carry: bool = True,
+    ) -> tuple[Tensor, MemoryState | None]:
+        """Read the past for every token, and take the tokens in.
+
+        Args:
+            neurons: [B, H, T, N], which neurons fire.
+            stream: [B, T, D], the dense stream that is stored.
+            state: the state before the first token; None is the empty one.
+            position: int64 [B] on the CPU, tokens each row has seen before this call (after resets).
+            reset: bool [B], rows to empty before the first token.
+            carry: False says that nobody will read the final state, which then need not be computed (None).
+        Returns: read [B, read_heads, T, D], final state.
+        """

@@ -1,0 +1,38 @@
+"""Linear attention by chunks: dense blocks that hand the state on. Work and memory are linear in T.
+
+Each chunk reads the state that the chunks before it left (one product), attends within itself (a small square) and
+adds its own keys and values (one product). Gradients flow through the states.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import dense
+
+CHUNK = 128
+
+
+def linear_attention(
+    queries: Tensor, values: Tensor, state: Tensor | None, decay: Tensor | None, *, chunk: int = CHUNK, carry: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """As `dense.linear_attention`; `chunk` tokens at a time, the last chunk shorter where T is not a multiple."""
+    length = queries.shape[2]
+    reads = []
+    for begin in range(0, length, chunk):
+        end = min(length, begin + chunk)
+        read, state = dense.linear_attention(
+            queries[:, :, begin:end], values[:, begin:end], state, decay, carry=carry or end < length
+        )
+        reads.append(read)
+    return torch.cat(reads, dim=2), state
+
+
+def single_token(queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The recurrence for one token: two passes over the state and no scores. Shapes as above with T = 1."""
+    read = torch.matmul(queries.to(state.dtype), state)
+    state = state + queries.to(state.dtype).mT * values[:, None].to(state.dtype)
+    if decay is not None:
+        state = decay[:, None, None].to(state.dtype) * state
+    return read, state

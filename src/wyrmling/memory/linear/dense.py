@@ -1,0 +1,140 @@
+"""Linear attention of one block of tokens through its scores, never building the upper half.
+
+With local indices t, s in the block, a carried state S_0, and d the head's decay (1 except under ALiBi):
+
+    P_ts = d^(t-s) q_t . q_s   for s < t                  strictly lower, by rows of 128
+    a_t  = sum_s P_ts v_s + d^t S_0^T q_t
+    S_T  = d^T S_0 + sum_s d^(T-s) q_s v_s^T
+
+Backward, with g_t = dL/da_t and Gamma = dL/dS_T (q = k makes the two score gradients one symmetric product):
+
+    G_ts = d^(t-s) g_t . v_s   for s < t
+    dq_t = ((G + G^T) q)_t + d^t S_0 g_t + d^(T-t) Gamma v_t
+    dv_s = sum_h (P^T g)_s + d^(T-s) Gamma^T q_s
+    dS_0 = d^T Gamma + sum_t d^t q_t g_t^T
+
+Products run in the queries' dtype (bfloat16 under autocast), sums and states in float32 or better.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROWS = 128  # rows of scores per product: tall enough for the matrix units, short enough to waste little
+
+
+def _powers(decay: Tensor | None, exponents: Tensor) -> Tensor | None:
+    """d^e for decay [H] and exponents [T]: [H, 1, T, 1], or None where nothing decays."""
+    return None if decay is None else (decay[:, None] ** exponents)[:, None, :, None]
+
+
+def _scaled(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor.to(x.dtype)
+
+
+def _lower_products(left: Tensor, right: Tensor, decay: Tensor | None) -> list[Tensor]:
+    """Strictly lower part of left right^T by blocks of rows.
+
+    left [H, B, T, K], right the same or [B, T, K] (shared by heads). Returns blocks [H B, r, e], e the block's end.
+    """
+    heads, rows, length, _ = left.shape
+    right = right.expand(heads, *right.shape[-3:])
+    left, right = left.reshape(heads * rows, length, -1), right.reshape(heads * rows, length, -1).mT
+    blocks = []
+    for begin in range(0, length, ROWS):
+        end = min(length, begin + ROWS)
+        block = torch.bmm(left[:, begin:end], right[:, :, :end])
+        if decay is not None:
+            distance = torch.arange(begin, end, device=left.device)[:, None] - torch.arange(end, device=left.device)
+            factor = decay[:, None, None] ** distance.clamp_min(0)
+            block = (block.unflatten(0, (heads, rows)) * factor[:, None].to(block.dtype)).flatten(0, 1)
+        blocks.append(block.tril_(begin - 1))
+    return blocks
+
+
+class DenseBlock(torch.autograd.Function):
+    """One block, with the analytic backward pass of the module's text. Heads first: contiguous operands, no copies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries: Tensor, values: Tensor, state: Tensor | None, decay: Tensor | None, carry: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """queries [H, B, T, K], values [B, T, D], state [H, B, K, D] or None -> reads [H, B, T, D], state or None."""
+        heads, rows, length, _ = queries.shape
+        wide = values.dtype if state is None else state.dtype
+        v = values.to(queries.dtype)
+        q = queries.reshape(heads * rows, length, -1)
+        scores = _lower_products(queries, queries, decay)
+        v_heads = v.expand(heads, *v.shape).reshape(heads * rows, length, -1)
+        reads = torch.cat([torch.bmm(p, v_heads[:, : p.shape[2]]) for p in scores], dim=1).to(wide)
+        reads = reads.unflatten(0, (heads, rows))
+        steps = torch.arange(length, device=queries.device)
+        if state is not None:
+            carried = torch.bmm(q, state.flatten(0, 1).to(q.dtype)).unflatten(0, (heads, rows)).to(wide)
+            reads = reads + _scaled(carried, _powers(decay, steps))
+        final = None
+        if carry:
+            weighted = _scaled(queries, _powers(decay, length - steps)).reshape_as(q)
+            final = torch.bmm(weighted.mT, v_heads).unflatten(0, (heads, rows)).to(wide)
+            if state is not None:
+                final = final + _scaled(state, _powers(decay, torch.tensor([length], device=q.device)))
+        ctx.save_for_backward(queries, values, state, decay, *scores)
+        return reads, final
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        queries, values, state, decay, *scores = ctx.saved_tensors
+        g_reads, g_final = gradients
+        heads, rows, length, _ = queries.shape
+        wide = values.dtype if state is None else state.dtype
+        q = queries.reshape(heads * rows, length, -1)
+        v = values.to(q.dtype)
+        v_heads = v.expand(heads, *v.shape).reshape(heads * rows, length, -1)
+        steps = torch.arange(length, device=q.device)
+        g_q = torch.zeros_like(q)
+        g_v = torch.zeros_like(v_heads, dtype=wide)
+        g_state: Tensor | None = None
+
+        if g_reads is not None:
+            g = g_reads.to(q.dtype).reshape(heads * rows, length, -1)
+            gram = q.new_zeros(heads * rows, length, length)
+            for block in _lower_products(g.unflatten(0, (heads, rows)), v, decay):
+                end = block.shape[2]
+                gram[:, end - block.shape[1] : end, :end] = block
+            g_q = torch.bmm(gram + gram.mT, q)
+            begin = 0
+            for block in scores:
+                end = block.shape[2]
+                g_v[:, :end] += torch.bmm(block.mT, g[:, begin:end]).to(wide)
+                begin = end
+            if state is not None:
+                g_read_state = _scaled(g.unflatten(0, (heads, rows)), _powers(decay, steps)).reshape_as(g)
+                g_q = g_q + torch.bmm(g_read_state, state.flatten(0, 1).to(q.dtype).mT)
+                g_state = torch.bmm(q.mT, g_read_state).unflatten(0, (heads, rows)).to(wide)
+        if g_final is not None:
+            gamma = g_final.to(q.dtype).flatten(0, 1)
+            to_end = _powers(decay, length - steps)
+            weighted_v = _scaled(v_heads.unflatten(0, (heads, rows)), to_end).reshape_as(v_heads)
+            g_q = g_q + torch.bmm(weighted_v, gamma.mT)
+            weighted_q = _scaled(queries, to_end).reshape_as(q)
+            g_v = g_v + torch.bmm(weighted_q, gamma).to(wide)
+            if state is not None:
+                kept = _scaled(g_final, _powers(decay, torch.tensor([length], device=q.device)))
+                g_state = kept if g_state is None else g_state + kept
+        g_values = g_v.unflatten(0, (heads, rows)).sum(0).to(values.dtype)
+        return g_q.view_as(queries), g_values, g_state, None, None
+
+
+def linear_attention(
+    queries: Tensor, values: Tensor, state: Tensor | None, decay: Tensor | None, *, carry: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """queries [B, H, T, K], values [B, T, D], state [B, H, K, D] or None (empty), decay [H] or None.
+
+    Returns: reads [B, H, T, D]; final state [B, H, K, D], or None without `carry`. No gradient reaches `decay`.
+    """
+    heads_first = None if state is None else state.transpose(0, 1).contiguous()
+    reads, final = DenseBlock.apply(queries.transpose(0, 1), values, heads_first, decay, carry)
+    return reads.transpose(0, 1), None if final is None else final.transpose(0, 1)
