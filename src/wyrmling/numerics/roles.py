@@ -1,7 +1,7 @@
 """What a parameter is for.
 
-Every parameter declares its role when it is created. Weight decay, learning-rate groups and the choice of optimizer
-follow roles, never the number of dimensions: a decay rate stored as a matrix is still a decay rate.
+Every parameter declares its role when it is created. Weight decay, learning-rate groups and the choice of
+optimizer follow roles, never the number of dimensions: a decay rate stored as a matrix is still a decay rate.
 
     matrix      maps activations to activations (encoders, decoders, projections)
     embedding   one row per token
@@ -26,7 +26,7 @@ def declare(parameter: torch.nn.Parameter, role: Role) -> torch.nn.Parameter:
     """Give `parameter` its role and return it, so that it can be declared where it is created.
 
     Raises:
-        ValueError: the role is unknown, or the parameter already has another one (a tied weight has one role).
+        ValueError: the role is unknown, or the parameter already has another one (tied weights have one role).
     """
     if role not in ROLES:
         raise ValueError(f"unknown role {role!r}; choose one of {', '.join(ROLES)}")
