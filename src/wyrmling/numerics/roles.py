@@ -26,7 +26,7 @@ def declare(parameter: torch.nn.Parameter, role: Role) -> torch.nn.Parameter:
     """Give `parameter` its role and return it, so that it can be declared where it is created.
 
     Raises:
-        ValueError: the role is unknown, or the parameter already has another one (tied weights have one role).
+        ValueError: the role is unknown, or the parameter has another one already (tied weights have one).
     """
     if role not in ROLES:
         raise ValueError(f"unknown role {role!r}; choose one of {', '.join(ROLES)}")
