@@ -1,9 +1,9 @@
 """Random numbers that are functions of a key, never of a history.
 
-Law 3: what step k draws follows from (seed, names, k, row) alone, so nothing has to be saved to resume, and another
-number of processes draws the same numbers. Keys are mixed by SplitMix64's finaliser (Steele, Lea, Flood 2014);
-long streams are SplitMix64 itself, which is the same finaliser applied to a counter; samplers that need NumPy's
-distributions take the counter-based generator Philox4x64 (Salmon et al. 2011) as NumPy ships it.
+Law 3: what step k draws follows from (seed, names, k, row) alone, so nothing has to be saved to resume, and
+another number of processes draws the same numbers. Keys are mixed by SplitMix64's finaliser (Steele, Lea, Flood
+2014); long streams are SplitMix64 itself, which is the same finaliser applied to a counter; samplers that need
+NumPy's distributions take the counter-based generator Philox4x64 (Salmon et al. 2011) as NumPy ships it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KeyPart = int | str | npt.NDArray[np.integer]
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's finaliser: a bijection of 64-bit words whose every output bit depends on every input bit."""
+    """SplitMix64's finaliser: a bijection of 64-bit words; every output bit depends on every input bit."""
     x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> U64(27))) * U64(0x94D049BB133111EB)
     return x ^ (x >> U64(31))
@@ -29,7 +29,8 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _word(part: KeyPart) -> npt.NDArray[np.uint64]:
     if isinstance(part, str):
-        return np.asarray(int.from_bytes(hashlib.blake2b(part.encode(), digest_size=8).digest(), "little"), dtype=U64)
+        digest = hashlib.blake2b(part.encode(), digest_size=8).digest()
+        return np.asarray(int.from_bytes(digest, "little"), dtype=U64)
     if isinstance(part, int):
         return np.asarray(part & _MASK, dtype=U64)
     return part.astype(np.int64).astype(U64)
@@ -53,11 +54,19 @@ def hash_int(*parts: KeyPart) -> int:
 
 
 def uniform_integers(hashes: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.int64]:
-    """Map hashes to integers in [0, n), n < 2^31, by multiplication of the high word (bias below n / 2^32)."""
-    if not 0 < n < 1 << 31:
-        high = [(int(h) * n) >> 64 for h in np.atleast_1d(hashes).ravel()]
-        return np.asarray(high, dtype=np.int64).reshape(hashes.shape)
-    return (((hashes >> U64(32)) * U64(n)) >> U64(32)).astype(np.int64)
+    """Map 64-bit hashes to integers in [0, n): floor(hash · n / 2^64), so the bias is below n / 2^64.
+
+    Raises:
+        ValueError: n < 1, a range that holds nothing.
+    """
+    if n < 1:
+        raise ValueError(f"cannot draw from a range of {n} integers")
+    if n >= 1 << 32:
+        high = [(int(h) * n) >> 64 for h in np.asarray(hashes).ravel()]
+        return np.asarray(high, dtype=np.int64).reshape(np.shape(hashes))
+    # The high word of the 96-bit product, from two 32-bit halves; no step can overflow 64 bits.
+    low = (hashes & U64(0xFFFFFFFF)) * U64(n)
+    return (((hashes >> U64(32)) * U64(n) + (low >> U64(32))) >> U64(32)).astype(np.int64)
 
 
 def philox(*parts: int | str) -> np.random.Philox:
@@ -66,10 +75,10 @@ def philox(*parts: int | str) -> np.random.Philox:
 
 
 class WordStream:
-    """The first n words of the SplitMix64 stream of a key, again and again, for many keys, without allocation.
+    """The first n words of the SplitMix64 stream of a key, for many keys in turn, without allocation.
 
-    Word i is mix(key + (i + 1) gamma). A third of a nanosecond per 16 random bits: several times faster than any
-    generator of NumPy or torch, and the same on every machine and for any number of threads.
+    Word i is mix(key + (i + 1) gamma). A third of a nanosecond per 16 random bits: several times faster than
+    any generator of NumPy or torch, and the same on every machine and for any number of threads.
     """
 
     def __init__(self, n: int) -> None:
@@ -93,9 +102,12 @@ class WordStream:
 class KeyedPermutation:
     """A permutation of range(n) that is a function of its key: no table, constant memory.
 
-    A four-round Feistel network over the smallest even number of bits that holds n, with cycle walking (Black and
-    Rogaway 2002), so `permutation(indices)` is a bijection of [0, n) for every n >= 1.
+    An eight-round Feistel network over the smallest even number of bits that holds n, with cycle walking (Black
+    and Rogaway 2002), so `permutation(indices)` is a bijection of [0, n) for every n >= 1. Four rounds would do
+    for large n; over halves of one or two bits they leave a visible bias, and small n are small corpora.
     """
+
+    _ROUNDS = 8
 
     def __init__(self, n: int, *key: int | str) -> None:
         if n < 1:
@@ -104,7 +116,7 @@ class KeyedPermutation:
         bits = max((n - 1).bit_length(), 2)
         self._half = U64((bits + 1) // 2)
         self._low = U64((1 << int(self._half)) - 1)
-        self._round_keys = [hash_int("feistel", r, *key) for r in range(4)]
+        self._round_keys = [hash_int("feistel", r, *key) for r in range(self._ROUNDS)]
 
     def _encrypt(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = x >> self._half, x & self._low
@@ -113,10 +125,17 @@ class KeyedPermutation:
         return (left << self._half) | right
 
     def __call__(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Images of `indices` (int64, each in [0, n))."""
-        x = self._encrypt(indices.astype(U64))
+        """Images of `indices` (int64, any shape, each in [0, n)).
+
+        Raises:
+            IndexError: an index outside [0, n).
+        """
+        flat = np.asarray(indices, dtype=np.int64).ravel()
+        if flat.size and (flat.min() < 0 or flat.max() >= self.n):
+            raise IndexError(f"a permutation of {self.n} has no image of {flat.min()}..{flat.max()}")
+        x = self._encrypt(flat.astype(U64))
         outside = x >= U64(self.n)
         while outside.any():
             x[outside] = self._encrypt(x[outside])
             outside = x >= U64(self.n)
-        return x.astype(np.int64)
+        return x.astype(np.int64).reshape(np.shape(indices))
