@@ -1,9 +1,9 @@
 """Random numbers that are functions of a key, never of a history.
 
 Law 3: what step k draws follows from (seed, names, k, row) alone, so nothing has to be saved to resume, and
-another number of processes draws the same numbers. Keys are mixed by SplitMix64's finaliser (Steele, Lea, Flood
-2014); long streams are SplitMix64 itself, which is the same finaliser applied to a counter; samplers that need
-NumPy's distributions take the counter-based generator Philox4x64 (Salmon et al. 2011) as NumPy ships it.
+another number of processes draws the same numbers. Keys are mixed by SplitMix64's finaliser (Steele, Lea,
+Flood 2014); long streams are SplitMix64 itself, which is the same finaliser applied to a counter; samplers
+that need NumPy's distributions take the counter-based generator Philox4x64 (Salmon et al. 2011).
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class WordStream:
 class KeyedPermutation:
     """A permutation of range(n) that is a function of its key: no table, constant memory.
 
-    An eight-round Feistel network over the smallest even number of bits that holds n, with cycle walking (Black
-    and Rogaway 2002), so `permutation(indices)` is a bijection of [0, n) for every n >= 1. Four rounds would do
-    for large n; over halves of one or two bits they leave a visible bias, and small n are small corpora.
+    An eight-round Feistel network over the smallest even number of bits that holds n, with cycle walking
+    (Black and Rogaway 2002), so `permutation(indices)` is a bijection of [0, n) for every n >= 1. Four rounds
+    would do for large n; over halves of one or two bits they leave a visible bias.
     """
 
     _ROUNDS = 8
