@@ -1,0 +1,88 @@
+"""The schema of the configuration: one class per table; each key has a type, a range, a default, a meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, PrivateAttr
+
+from .base import Kinds, Table, Variant
+from .dataset import DATASETS, DatasetConfig, DatasetOptions, PackageTextDataset
+from .generation import ContextStrategy, Generation
+from .initialization import Initialization
+from .model import FanoutSchedule, Model, Normalization, SequenceKernel
+from .optimizer import LearningRateSchedule, Optimizer
+from .parallel import Parallel
+from .run_layout import RunLayout
+from .runtime import Runtime
+from .sources import SourceConfig
+from .tokenizer import TokenizerConfig
+from .training import EarlyStopping, Training
+
+DEFAULT_ORIGIN = "default"
+
+
+class Config(Table):
+    """Everything a run is told. Plain data: nothing here opens a file or knows a device."""
+
+    dataset: Annotated[DatasetConfig, Kinds(*DATASETS)] = Field(
+        default_factory=PackageTextDataset, description="Where text comes from and how it becomes tokens."
+    )
+    training: Training = Field(
+        default_factory=Training, description="How long, how much at a time, how often, and from where."
+    )
+    optimizer: Optimizer = Field(default_factory=Optimizer, description="How gradients become changes.")
+    generation: Generation = Field(
+        default_factory=Generation, description="How text is drawn from the model."
+    )
+    parallel: Parallel = Field(default_factory=Parallel, description="Over how many processes.")
+    run_layout: RunLayout = Field(default_factory=RunLayout, description="Where runs lie.")
+    model: Model = Field(default_factory=Model, description="The shape of the dragon.")
+    runtime: Runtime = Field(default_factory=Runtime, description="On what the work is done.")
+
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def origin(self, key: str) -> str:
+        """Where a value comes from: "default", "base.toml:12", "recipes/tiny.toml:4", "--set".
+
+        A table that was given as a whole by one line answers for the keys in it.
+        """
+        while key:
+            if key in self._origins:
+                return self._origins[key]
+            key = key.rpartition(".")[0]
+        return DEFAULT_ORIGIN
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every value, defaults included, as JSON can hold it (paths as text)."""
+        return self.model_dump(mode="json")
+
+    def __eq__(self, other: object) -> bool:
+        """Equal values are equal configurations, wherever the values come from."""
+        return isinstance(other, Config) and self.to_dict() == other.to_dict()
+
+
+__all__ = [
+    "DEFAULT_ORIGIN",
+    "Config",
+    "ContextStrategy",
+    "DatasetConfig",
+    "DatasetOptions",
+    "EarlyStopping",
+    "FanoutSchedule",
+    "Generation",
+    "Initialization",
+    "LearningRateSchedule",
+    "Model",
+    "Normalization",
+    "Optimizer",
+    "Parallel",
+    "RunLayout",
+    "Runtime",
+    "SequenceKernel",
+    "SourceConfig",
+    "Table",
+    "TokenizerConfig",
+    "Training",
+    "Variant",
+]

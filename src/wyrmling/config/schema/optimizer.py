@@ -1,0 +1,91 @@
+"""`[optimizer]`: how gradients become changes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import CountingInt, Kinds, NonNegativeFloat, PositiveFloat, PositiveInt, Table, Variant
+
+LearningRate = Annotated[float, Field(gt=0, le=1)]
+FinalRate = Annotated[float, Field(ge=0, le=1)]
+
+
+class ConstantSchedule(Variant):
+    """The same learning rate from first to last."""
+
+    type: Literal["constant"] = Field(default="constant", description="The same rate from first to last.")
+    initial_lr: LearningRate | None = Field(
+        default=None, description="The rate; unset: optimizer.learning_rate."
+    )
+
+
+class CosineSchedule(Variant):
+    """Up in a line, down along a cosine, then held at the minimum."""
+
+    type: Literal["cosine"] = Field(
+        default="cosine", description="Up in a line, down along a cosine, then held at the minimum."
+    )
+    initial_lr: LearningRate | None = Field(
+        default=None, description="The peak; unset: optimizer.learning_rate."
+    )
+    min_lr: FinalRate = Field(default=0.0, description="The rate at the end.")
+    warmup_steps: CountingInt = Field(default=0, description="Optimizer steps up to the peak.")
+    num_iters: PositiveInt | None = Field(
+        default=None, description="Optimizer steps to the minimum, warmup included; unset: the whole run."
+    )
+
+
+class LinearSchedule(Variant):
+    """Up in a line, down in a line, then held at the final rate."""
+
+    type: Literal["linear"] = Field(
+        default="linear", description="Up in a line, down in a line, then held at the final rate."
+    )
+    initial_lr: LearningRate | None = Field(
+        default=None, description="The peak; unset: optimizer.learning_rate."
+    )
+    final_lr: FinalRate = Field(description="The rate at the end.")
+    warmup_steps: CountingInt = Field(default=0, description="Optimizer steps up to the peak.")
+    num_iters: PositiveInt | None = Field(
+        default=None, description="Optimizer steps to the final rate, warmup included; unset: the whole run."
+    )
+
+
+SCHEDULES = (ConstantSchedule, CosineSchedule, LinearSchedule)
+LearningRateSchedule = ConstantSchedule | CosineSchedule | LinearSchedule
+
+
+class Optimizer(Table):
+    """AdamW; weight decay is decoupled and falls on matrices only."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("grad_clip_norm", "grad_clip_value"),)
+
+    name: Literal["adamw"] = Field(default="adamw", description="The method.")
+    learning_rate: LearningRate = Field(default=1e-3, description="Learning rate, the peak of a schedule.")
+    weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled weight decay.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9, description="Decay of the mean of the gradients."
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.95, description="Decay of the mean of their squares."
+    )
+    eps: PositiveFloat = Field(default=1e-8, description="Added to the denominator.")
+    lr_schedule: Annotated[LearningRateSchedule, Kinds(*SCHEDULES)] | None = Field(
+        default=None, description="How the learning rate moves; unset: constant."
+    )
+    grad_clip_norm: PositiveFloat | Literal["off"] = Field(
+        default=1.0, description='Largest norm of all gradients together; "off": not limited.'
+    )
+    grad_clip_value: PositiveFloat | None = Field(
+        default=None, description="Largest size of each element of a gradient, instead of grad_clip_norm."
+    )
+    schedule_mode: Literal["bdh_reference"] = Field(
+        default="bdh_reference", description="Which rule applies when lr_schedule is unset: constant."
+    )
+
+    @classmethod
+    def unset_value(cls, key: str) -> Any:
+        """The norm is switched off by its own word."""
+        return "off" if key == "grad_clip_norm" else super().unset_value(key)

