@@ -1,12 +1,12 @@
 """What a run tells those who watch it.
 
-The training loop makes one small report for each thing that happens and hands it to every callback, in the order
-the callbacks were given. Reports are plain values: a watcher never holds a tensor, and never makes a device wait.
-A number that would force the device to catch up (the loss, the gradient's norm, the rates that follow from the
-clock) is None in the steps between two logged ones (`training.log_frequency`).
+The training loop makes one small report for each thing that happens and hands it to every callback, in the
+order the callbacks were given. Reports are plain values: a watcher never holds a tensor, and never makes a
+device wait. A number that would force the device to catch up (the loss, the gradient's norm, the rates that
+follow from the clock) is None in the steps between two logged ones (`training.log_frequency`).
 
-Every report carries the run's `Control`: `report.control.stop("why")` asks for an orderly end, after the step, with
-a checkpoint.
+Every report carries the run's `Control`: `report.control.stop("why")` asks for an orderly end, after the
+step, with a checkpoint.
 
 A callback that raises ends the run: see `Broadcaster`.
 """
@@ -50,8 +50,9 @@ class Control:
 class RunStarted:
     """A run begins, or goes on (`resumed`) after optimizer step `step`.
 
-    `parameters` counts numbers; `state_bytes` is the recurrent state of one batch, `step_bytes` the estimate of what
-    one step needs beyond the weights (None: not estimated). `fingerprint` holds the lines of `watch.fingerprint`.
+    `parameters` counts numbers; `state_bytes` is the recurrent state of one batch, `step_bytes` the
+    estimate of what one step needs beyond the weights (None: not estimated). `fingerprint` holds the lines
+    of `watch.fingerprint`.
     """
 
     name: str
@@ -70,10 +71,10 @@ class RunStarted:
 class StepReport:
     """Optimizer step `step` (counted from 1) is done.
 
-    `loss` is in nats per token; `gradient_norm` is the norm before clipping; `tokens` counts the targets of this
-    step, `tokens_seen` those since step 0; `step_seconds` and `tokens_per_second` are means since the last logged
-    step; `memory_bytes` is the process's resident memory, or the device's when there is one. All that needs the
-    device to catch up is None between logged steps.
+    `loss` is in nats per token; `gradient_norm` is the norm before clipping; `tokens` counts the targets of
+    this step, `tokens_seen` those since step 0; `step_seconds` and `tokens_per_second` are means since the
+    last logged step; `memory_bytes` is the process's resident memory, or the device's when there is one.
+    All that needs the device to catch up is None between logged steps.
     """
 
     step: int
@@ -93,7 +94,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The validation loss (nats per token) after step `step`, over `tokens` targets. `best`: lowest so far."""
+    """The validation loss, nats per token, after step `step` over `tokens` targets. `best`: lowest so far."""
 
     step: int
     loss: float
@@ -139,7 +140,8 @@ class SampleReport:
 class Message:
     """A line for the reader: a warning, or a choice that was made and why.
 
-    `name` says what it is about ("device", "tokenizer", "choice.batch_size"), for filters; `data` holds the figures.
+    `name` says what it is about ("device", "tokenizer", "choice.batch_size"), for filters; `data` holds the
+    figures.
     """
 
     level: Literal["info", "warning"]
@@ -150,7 +152,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run is over after step `step`. `reason` is "finished" or what stopped it; losses are the last known."""
+    """The run is over after step `step`. `reason`: "finished", or what stopped it. Losses: the last known."""
 
     step: int
     reason: str
@@ -204,10 +206,11 @@ class Callback:
 class Broadcaster(Callback):
     """Sends each report to every callback, in order.
 
-    A watcher that fails must not fail unseen, and a run nobody records is seldom wanted: an exception in a callback
-    ends the run. Errors with a text for people (a full disk) and interrupts pass as they are; any other becomes a
-    `CallbackError` that names the callback and the method. `on_end` reaches every callback even when one fails, so
-    that files are closed and the terminal is given back; the first failure is raised after that.
+    A watcher that fails must not fail unseen, and a run nobody records is seldom wanted: an exception in a
+    callback ends the run. Errors with a text for people (a full disk) and interrupts pass as they are; any
+    other becomes a `CallbackError` that names the callback and the method. `on_end` reaches every callback
+    even when one fails, so that files are closed and the terminal is given back; the first failure is
+    raised after that.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
