@@ -1,0 +1,33 @@
+"""From gradients to weights: parameter groups, AdamW, learning-rate schedules, clipping."""
+
+from ..numerics.roles import ROLES, Role, declare, role_of
+from .build import Choice, build_optimizer, set_rate
+from .gradients import Limits, clip, first_nonfinite, global_norm, limits, scale
+from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
+from .schedules import Constant, Cosine, Linear, Schedule, build_schedule, describe_length
+
+__all__ = [
+    "DECAYED_ROLES",
+    "ROLES",
+    "Choice",
+    "Constant",
+    "Cosine",
+    "Limits",
+    "Linear",
+    "ParameterGroup",
+    "Role",
+    "Schedule",
+    "build_optimizer",
+    "build_schedule",
+    "clip",
+    "declare",
+    "describe_length",
+    "first_nonfinite",
+    "global_norm",
+    "limits",
+    "parameter_groups",
+    "role_of",
+    "scale",
+    "set_rate",
+    "summarize",
+]

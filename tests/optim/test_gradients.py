@@ -1,0 +1,128 @@
+"""Gradients are unscaled, then measured, then clipped."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from wyrmling.config.schema.optimizer import Optimizer
+from wyrmling.numerics.roles import declare
+from wyrmling.optim import build_optimizer, clip, first_nonfinite, limits, scale
+
+
+def parameter(*gradient: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+    made = nn.Parameter(torch.zeros(len(gradient), dtype=dtype))
+    made.grad = torch.tensor(gradient, dtype=dtype)
+    return made
+
+
+@given(
+    values=st.lists(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=1, max_size=5),
+    limit=st.floats(1e-3, 1e3),
+)
+def test_the_norm_is_global_and_measured_before_clipping(values: list[list[float]], limit: float) -> None:
+    parameters = [parameter(*row) for row in values]
+    exact = math.sqrt(sum(value * value for row in values for value in row))
+    assert clip(parameters, max_norm=limit) == pytest.approx(exact, rel=1e-5, abs=1e-20)
+    factor = min(1.0, limit / exact) if exact > 0 else 1.0
+    for row, clipped in zip(values, parameters, strict=True):
+        assert clipped.grad.tolist() == pytest.approx([value * factor for value in row], rel=1e-4, abs=1e-20)
+
+
+@given(values=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9), limit=st.floats(1e-3, 1e3))
+def test_clipping_by_value_clamps_each_element(values: list[float], limit: float) -> None:
+    clipped = parameter(*values)
+    norm = clip([clipped], max_value=limit)
+    assert norm == pytest.approx(math.sqrt(sum(value * value for value in values)), rel=1e-5, abs=1e-20)
+    expected = [max(-limit, min(limit, value)) for value in values]
+    assert clipped.grad.tolist() == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_a_limit_the_norm_is_only_measured() -> None:
+    measured = parameter(3.0, 4.0)
+    assert clip([measured]) == 5.0
+    assert measured.grad.tolist() == [3.0, 4.0]
+
+
+def test_tied_weights_are_counted_and_scaled_once() -> None:
+    tied = parameter(3.0, 4.0)
+    assert clip([tied, tied], max_norm=1.0) == 5.0
+    assert tied.grad.tolist() == pytest.approx([0.6, 0.8])
+    scale([tied, tied], 0.5)
+    assert tied.grad.tolist() == pytest.approx([0.3, 0.4])
+
+
+def test_parameters_without_gradients_count_for_nothing() -> None:
+    assert clip([nn.Parameter(torch.ones(3))], max_norm=1.0) == 0.0
+    assert clip([], max_norm=1.0) == 0.0
+
+
+@pytest.mark.parametrize("limit", [{"max_norm": 1.0}, {"max_value": 0.5}, {}])
+def test_a_loss_scale_changes_neither_the_update_nor_the_reported_norm(limit: dict[str, float]) -> None:
+    """A scaled loss, unscaled before clipping, gives the update of the plain loss."""
+    outcomes = []
+    for loss_scale in (1.0, 1024.0):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        declare(model.weight, "matrix")
+        declare(model.bias, "bias")
+        optimizer, _ = build_optimizer(model, Optimizer(learning_rate=0.01))
+        norms = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            inputs = 3 * torch.randn(7, 5)
+            (model(inputs).square().sum() * loss_scale).backward()
+            scale(model.parameters(), 1 / (loss_scale * 7))
+            norms.append(clip(model.parameters(), **limit))
+            optimizer.step()
+        outcomes.append((norms, [value.detach().clone() for value in model.parameters()]))
+    (plain_norms, plain), (scaled_norms, scaled) = outcomes
+    assert min(plain_norms) > 1.0
+    assert scaled_norms == pytest.approx(plain_norms, rel=1e-5)
+    for first, second in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_gradients_that_are_not_finite_are_reported_by_name_and_left_alone(poison: float) -> None:
+    good, bad = parameter(1.0, 2.0), parameter(5.0, poison)
+    named = [("empty", nn.Parameter(torch.ones(1))), ("good", good), ("bad", bad)]
+    norm = clip([value for _, value in named], max_norm=1e-3)
+    assert not math.isfinite(norm)
+    assert good.grad.tolist() == [1.0, 2.0]
+    assert first_nonfinite(named) == "bad"
+    assert first_nonfinite(named[:2]) is None
+
+
+def test_large_but_finite_gradients_are_clipped_not_reported() -> None:
+    """Squares of 1e25 overflow float32; the norm must not."""
+    large = parameter(3e25, 4e25)
+    assert clip([large], max_norm=1.0) == pytest.approx(5e25, rel=1e-6)
+    assert large.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
+
+
+def test_half_precision_gradients_are_summed_in_float32() -> None:
+    gradient = parameter(*[1.0] * 1000, dtype=torch.bfloat16)
+    assert clip([gradient]) == pytest.approx(math.sqrt(1000), rel=1e-6)
+
+
+def test_the_limits_of_the_configuration() -> None:
+    assert limits(Optimizer()) == {"max_norm": 1.0, "max_value": None}
+    assert limits(Optimizer(grad_clip_norm="off")) == {"max_norm": None, "max_value": None}
+    assert limits(Optimizer(grad_clip_norm="off", grad_clip_value=0.5)) == {
+        "max_norm": None,
+        "max_value": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    "limit", [{"max_norm": 0.0}, {"max_value": -1.0}, {"max_norm": 1.0, "max_value": 1.0}]
+)
+def test_limits_that_make_no_sense_are_refused(limit: dict[str, float]) -> None:
+    with pytest.raises(ValueError):
+        clip([parameter(1.0)], **limit)
