@@ -1,0 +1,1 @@
+"""Linear attention: naive (the truth), dense, chunked, and the module around them."""

@@ -18,13 +18,11 @@ def linear_attention(
     queries: Tensor, values: Tensor, state: Tensor | None, decay: Tensor | None, *, chunk: int = CHUNK, carry: bool = True
 ) -> tuple[Tensor, Tensor | None]:
     """As `dense.linear_attention`; `chunk` tokens at a time, the last chunk shorter where T is not a multiple."""
-    length = queries.shape[2]
+    # split, not slices: its backward pass is one concatenation instead of a zero-filled sum per chunk
+    pieces = list(zip(queries.split(chunk, dim=2), values.split(chunk, dim=1), strict=True))
     reads = []
-    for begin in range(0, length, chunk):
-        end = min(length, begin + chunk)
-        read, state = dense.linear_attention(
-            queries[:, :, begin:end], values[:, begin:end], state, decay, carry=carry or end < length
-        )
+    for index, (q, v) in enumerate(pieces):
+        read, state = dense.linear_attention(q, v, state, decay, carry=carry or index + 1 < len(pieces))
         reads.append(read)
     return torch.cat(reads, dim=2), state
 

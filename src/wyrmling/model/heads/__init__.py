@@ -1,0 +1,1 @@
+"""Language heads: from the last hidden state to losses and logits."""

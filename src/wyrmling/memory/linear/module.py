@@ -1,0 +1,147 @@
+"""Linear attention as a memory: positions, the choice of a form, the state."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...numerics.positions import PhaseTable, default_slopes, polar, polar_frequencies, rotary_frequencies, rotate
+from ..base import Memory, MemoryState, reset_rows
+from ..choose import DEFAULT_CHUNK, FormChoice, choose_form
+from . import chunked, dense, naive
+
+Positions = Literal["rope", "alibi", "pope"]
+Executor = Literal["auto", "reference", "naive", "dense", "chunked"]
+
+
+class LinearAttention(Memory):
+    """Linear attention over firing neurons: key = query = the encoded neurons, value = the dense stream.
+
+    Args:
+        heads, neurons, width: H, N (neurons per head of the widest layer), D.
+        positions: "rope" (default; as published), "alibi" (decay per head), "pope".
+        theta: base of the frequencies of rope and pope.
+        slopes: ALiBi slopes, one positive number per head; default 2^(-h/H).
+        executor: "auto" chooses by counting; "naive" is the loop over tokens, for tests.
+
+    Frequencies (float64: one per rotary pair under rope, one per neuron under pope) and slopes (float64, [H]) are
+    saved with the weights and never recomputed from N, so that a model can grow.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        neurons: int,
+        width: int,
+        *,
+        positions: Positions = "rope",
+        theta: float = 65536.0,
+        slopes: list[float] | None = None,
+        executor: Executor = "auto",
+        chunk: int = DEFAULT_CHUNK,
+    ) -> None:
+        super().__init__()
+        if positions == "rope" and neurons % 2:
+            raise ValueError(f"rope rotates pairs of neurons: neurons per head must be even, got {neurons}")
+        self.heads = self.read_heads = heads
+        self.neurons, self.width = neurons, width
+        self.positions, self.executor, self.chunk = positions, executor, chunk
+        self.frequencies: Tensor | None
+        self.slopes: Tensor | None
+        frequencies = None
+        if positions == "rope":
+            frequencies = rotary_frequencies(neurons, theta)
+        elif positions == "pope":
+            frequencies = polar_frequencies(neurons, theta)
+        chosen = default_slopes(heads) if slopes is None else torch.tensor(slopes, dtype=torch.float64)
+        self.register_buffer("frequencies", frequencies)
+        self.register_buffer("slopes", chosen if positions == "alibi" else None)
+        self._phases: tuple[tuple[int, int], PhaseTable] | None = None
+
+    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
+        # A cast of the model must not round the frequencies, and phases are computed on the CPU: both stay there.
+        kept = {name: self._buffers[name] for name in ("frequencies", "slopes")}
+        super()._apply(fn, recurse)
+        for name, tensor in kept.items():
+            if tensor is not None and tensor.device.type != "meta":
+                self._buffers[name] = tensor
+        return self
+
+    def _phase_table(self) -> PhaseTable:
+        """The table of the present frequencies; made anew when they were written to (loading, growing)."""
+        frequencies = self.frequencies
+        assert frequencies is not None
+        version = (id(frequencies), frequencies._version)
+        if self._phases is None or self._phases[0] != version:
+            self._phases = (version, PhaseTable(frequencies))
+        return self._phases[1]
+
+    @property
+    def key_width(self) -> int:
+        """Width K of a key: N, or 2 N under pope."""
+        return 2 * self.neurons if self.positions == "pope" else self.neurons
+
+    def choice(self, length: int) -> FormChoice:
+        """The form that a call with `length` tokens takes, and why."""
+        return choose_form(length, self.key_width, self.width, chunk=self.chunk, forced=self.executor)
+
+    def initial_state(
+        self, rows: int, *, neurons: int | None = None, device: torch.device | None = None
+    ) -> MemoryState:
+        keys = (neurons or self.neurons) * (2 if self.positions == "pope" else 1)
+        return {"rho": torch.zeros(rows, self.heads, keys, self.width, device=device)}
+
+    def encode(self, neurons: Tensor, position: Tensor) -> Tensor:
+        """Keys (= queries) of neurons [B, H, T, N] whose first token stands at `position`: [B, H, T, K]."""
+        if self.positions == "alibi":
+            return neurons
+        dtype = torch.float64 if neurons.dtype == torch.float64 else torch.float32
+        rotor = self._phase_table()(position, neurons.shape[2], dtype, neurons.device)
+        width = neurons.shape[3] // 2 if self.positions == "rope" else neurons.shape[3]
+        # a narrow layer uses the first neurons, and so the first frequencies
+        return (rotate if self.positions == "rope" else polar)(neurons, rotor[..., :width])
+
+    def decay(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+        """exp(-slope) per head [H] under alibi, else None."""
+        return None if self.slopes is None else torch.exp(-self.slopes).to(device, dtype)
+
+    def forward(
+        self,
+        neurons: Tensor,
+        stream: Tensor,
+        state: MemoryState | None = None,
+        *,
+        position: Tensor,
+        reset: Tensor | None = None,
+        carry: bool = True,
+    ) -> tuple[Tensor, MemoryState | None]:
+        if state is not None and reset is not None:
+            state = reset_rows(state, reset)
+        queries = self.encode(neurons, position)
+        length = queries.shape[2]
+        # sums and states in float32 or better, whatever the products run in
+        wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
+        values = stream.to(wide)
+        rho = None if state is None else state["rho"].to(wide)
+        decay = self.decay(wide, queries.device)
+        final: Tensor | None
+        with torch.autocast(queries.device.type, enabled=False):
+            if self.executor == "naive" or length == 1:
+                rho = self._empty(queries, wide) if rho is None else rho
+                step = naive.linear_attention if self.executor == "naive" else chunked.single_token
+                read, final = step(queries.to(wide), values, rho, decay)
+            else:
+                choice = self.choice(length)
+                if choice.form == "dense":
+                    read, final = dense.linear_attention(queries, values, rho, decay, carry=carry)
+                else:
+                    read, final = chunked.linear_attention(
+                        queries, values, rho, decay, chunk=choice.tile, carry=carry
+                    )
+        return read, {"rho": final} if carry and final is not None else None
+
+    def _empty(self, queries: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, heads, _, keys = queries.shape
+        return queries.new_zeros(rows, heads, keys, self.width, dtype=dtype)

@@ -1,0 +1,173 @@
+"""One BDH layer: the contract that executors fulfil, and the executor that composes it from parts.
+
+    x = relu(h E - theta_x)              [B, H, T, N]   which neurons fire
+    a = norm(memory(x, h))               [B, H, T, D]   what the past says about them
+    y = relu(a E_v - theta_y)            [B, H, T, N]   the gate
+    h = norm(h + norm((x * y) Dec))      [B, T, D]
+
+An executor is called as
+
+    layer_step(weights, hidden, state, *, position, layer, reset, dropout, observe, carry)
+        -> (hidden, state, observed)
+
+It returns all gradients through autograd, never writes `.grad`, never caches a weight (hooks of replicas, sharding
+and gradcheck must keep working), and knows nothing of files or screens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ..memory.base import Memory, MemoryState, reset_rows
+from ..numerics.dropout import Dropout
+from ..numerics.norms import Norm
+
+
+class LayerWeights(NamedTuple):
+    """The shared weights as one layer sees them (a narrow layer sees the first neurons of every head)."""
+
+    encoder: Tensor  # [H, D, N]
+    encoder_v: Tensor  # [H, D, N]
+    decoder: Tensor  # [H, N, D]
+
+
+class Observed(NamedTuple):
+    """Sums over rows and tokens, per head and neuron, of one layer call. float32 [H, N]; no gradient."""
+
+    x_firing: Tensor  # how often x > 0
+    y_firing: Tensor  # how often the gate y > 0
+    activity: Tensor  # sum of x * y (never negative), before dropout
+    tokens: int
+
+    def __add__(self, other: Observed) -> Observed:  # type: ignore[override]
+        return Observed(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+
+
+class LayerStep(Protocol):
+    """The layer contract; see the module's text."""
+
+    def __call__(
+        self,
+        weights: LayerWeights,
+        hidden: Tensor,
+        state: MemoryState | None,
+        *,
+        position: Tensor,
+        layer: int,
+        reset: Tensor | None = None,
+        dropout: Dropout | None = None,
+        observe: bool = False,
+        carry: bool = True,
+    ) -> tuple[Tensor, MemoryState | None, Observed | None]: ...
+
+
+class Composed:
+    """Any memory, every option, in eager PyTorch: tiles of time that hand the memory's state on.
+
+    Args:
+        memory: reads the past.
+        norm: the one normalisation of the model.
+        x_threshold, y_threshold: what a neuron must exceed to fire.
+        tile: tokens per tile for a call of T tokens, as a function; a whole call is one tile where scores are dense.
+        recompute: keep only the stream and the states between tiles; compute neurons again in the backward pass.
+
+    Storage is heads first ([H, B, T, N]): every product is a batch of plain matrix products without copied operands.
+    """
+
+    def __init__(
+        self, memory: Memory, norm: Norm, *, x_threshold: float = 0.0, y_threshold: float = 0.0, recompute: bool = False
+    ) -> None:
+        self.memory, self.norm = memory, norm
+        self.x_threshold, self.y_threshold = x_threshold, y_threshold
+        self.recompute = recompute
+
+    def tile(self, length: int) -> int:
+        """Tokens per tile for a call of `length` tokens: the memory's own choice of form decides."""
+        choice = getattr(self.memory, "choice", None)
+        return length if choice is None else choice(length).tile
+
+    def __call__(
+        self,
+        weights: LayerWeights,
+        hidden: Tensor,
+        state: MemoryState | None,
+        *,
+        position: Tensor,
+        layer: int,
+        reset: Tensor | None = None,
+        dropout: Dropout | None = None,
+        observe: bool = False,
+        carry: bool = True,
+    ) -> tuple[Tensor, MemoryState | None, Observed | None]:
+        if reset is not None:
+            state = None if state is None else reset_rows(state, reset)
+            position = torch.where(reset.cpu(), 0, position)
+        outputs, observed = [], None
+        tiles = hidden.split(self.tile(hidden.shape[1]), dim=1)
+        recompute = self.recompute and torch.is_grad_enabled()
+        for index, part in enumerate(tiles):
+            arguments = (weights, part, state, position, layer, dropout, observe, carry or index + 1 < len(tiles))
+            if recompute:
+                # masks are keyed, so no generator has to be rewound
+                result = checkpoint(self._tile, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                result = self._tile(*arguments)
+            output, state, seen = result
+            outputs.append(output)
+            position = position + part.shape[1]
+            observed = seen if observed is None else observed + seen
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state, observed
+
+    def _tile(
+        self,
+        weights: LayerWeights,
+        hidden: Tensor,
+        state: MemoryState | None,
+        position: Tensor,
+        layer: int,
+        dropout: Dropout | None,
+        observe: bool,
+        carry: bool,
+    ) -> tuple[Tensor, MemoryState | None, Observed | None]:
+        rows, length, width = hidden.shape
+        heads, _, neurons = weights.encoder.shape
+        compute = weights.encoder.dtype
+
+        stream = hidden.to(compute).reshape(1, rows * length, width).expand(heads, -1, -1)
+        x = _fire(torch.bmm(stream, weights.encoder), self.x_threshold)  # [H, B T, N]
+        firing = x.view(heads, rows, length, neurons).transpose(0, 1)  # [B, H, T, N], heads first in memory
+        read, state = self.memory(firing, hidden, state, position=position, carry=carry)
+
+        a = self.norm(read.transpose(0, 1)).to(compute).reshape(-1, rows * length, width).expand(heads, -1, -1)
+        y = _fire(torch.bmm(a, weights.encoder_v), self.y_threshold)
+        gated = x * y
+        observed = _observe(x, y, gated) if observe else None
+        scale = 1.0
+        if dropout is not None and dropout.threshold:
+            mask = dropout.mask(layer, position, length, heads, neurons)
+            gated = gated * mask.view(heads, rows * length, neurons).to(gated.device)
+            scale = dropout.scale
+        delta = torch.bmm(gated, weights.decoder).sum(0, dtype=hidden.dtype).view(rows, length, width)
+        # the scale of dropout, applied where it is D wide instead of H N
+        return self.norm(hidden + self.norm(delta * scale if scale != 1.0 else delta)), state, observed
+
+
+def _fire(pre_activation: Tensor, threshold: float) -> Tensor:
+    """relu(z - threshold), in the place of z: nobody else holds it."""
+    if threshold:
+        pre_activation = pre_activation.sub_(threshold)
+    return pre_activation.relu_()
+
+
+@torch.no_grad()
+def _observe(x: Tensor, y: Tensor, gated: Tensor) -> Observed:
+    return Observed(
+        (x > 0).sum(1, dtype=torch.float32),
+        (y > 0).sum(1, dtype=torch.float32),
+        gated.sum(1, dtype=torch.float32),
+        x.shape[1],
+    )
