@@ -1,0 +1,54 @@
+"""From what a person points at to a checkpoint's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from ..errors import CheckpointError
+from .layout import checkpoint_path, list_checkpoints, parse_step, read_pointer
+from .manifest import MANIFEST
+
+_OWN_NAMES = 8
+
+
+def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None = None) -> Path:
+    """The checkpoint directory that `path` and `step` mean.
+
+    Args:
+        path: a checkpoint, a directory of checkpoints, or a run directory (which has a folder `checkpoint`).
+        step: a number, "latest" (the highest number), "best" (the pointer); None: latest, or `path` itself
+            when
+            it is a checkpoint.
+
+    Raises:
+        CheckpointError: nothing there; the step is not there (the line names those that are); `path` is a
+            file.
+    """
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is a file, and a checkpoint is a directory; weights of the published BDH (.pt) have to "
+            "be imported first"
+        )
+    if (path / MANIFEST).is_file() or parse_step(path.name) is not None:
+        if step is None:
+            return path
+        path = path.parent
+    root = path / "checkpoint" if (path / "checkpoint").is_dir() else path
+    if not root.is_dir():
+        raise CheckpointError(f"there is no run or checkpoint at {path}; check the path")
+    steps = list_checkpoints(root)
+    if not steps:
+        raise CheckpointError(f"there is no checkpoint in {root} yet; train first, or choose another run")
+    if step == "best":
+        chosen = read_pointer(root, "best")
+        if chosen is None:
+            raise CheckpointError(f"{root} has no best checkpoint (no validation yet); use latest")
+    elif step is None or step == "latest":
+        chosen = steps[-1]
+    else:
+        chosen = step
+    if chosen not in steps:
+        names = ", ".join(map(str, steps[-_OWN_NAMES:]))
+        raise CheckpointError(f"{root} has no checkpoint of step {chosen}; it has {names}")
+    return checkpoint_path(root, chosen)

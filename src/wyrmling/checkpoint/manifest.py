@@ -1,0 +1,159 @@
+"""The manifest: what a checkpoint consists of, so that damage is seen before anything is loaded.
+
+`manifest.json` lists every file with its size and SHA-256, and every tensor of every part with dtype and
+shape. Its own last entry is the SHA-256 of the rest, so that a changed byte in the manifest is seen as
+well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+
+FORMAT = "wyrmling-checkpoint"
+FORMAT_VERSION = 1
+
+MANIFEST = "manifest.json"
+PROGRESS = "progress.json"
+PART_SUFFIX = ".safetensors"
+
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """Size in bytes and SHA-256 (hexadecimal) of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor's dtype, in the safetensors notation ("F32"), and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Content of `manifest.json`. `files` maps file names to records, `parts` part names to their tensors."""
+
+    step: int
+    files: Mapping[str, FileRecord]
+    parts: Mapping[str, Mapping[str, TensorRecord]]
+
+    def to_json(self) -> str:
+        """The document, with its own hash as the last entry."""
+        body: dict[str, Any] = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "step": self.step,
+            "files": {
+                name: {"bytes": record.bytes, "sha256": record.sha256} for name, record in self.files.items()
+            },
+            "parts": {
+                part: {
+                    name: {"dtype": record.dtype, "shape": list(record.shape)}
+                    for name, record in tensors.items()
+                }
+                for part, tensors in self.parts.items()
+            },
+        }
+        body["sha256"] = _hash_of(body)
+        return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+
+
+def part_file(part: str) -> str:
+    """The file name of a part.
+
+    Raises:
+        ValueError: a name that is not a plain file name.
+    """
+    if not _PART_NAME.fullmatch(part):
+        raise ValueError(f"{part!r} is not a name for a part of a checkpoint")
+    return part + PART_SUFFIX
+
+
+def one_line(error: BaseException) -> str:
+    """An error's text without line breaks."""
+    return " ".join(str(error).split())
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint directory.
+
+    Raises:
+        CheckpointError: it is missing, does not parse, was changed, or has a format that this version does
+            not know.
+    """
+    path = directory / MANIFEST
+    try:
+        body = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{directory} is not a checkpoint: it has no {MANIFEST}; choose a directory that `wyrmling` saved"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"it does not parse ({one_line(error)})") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise _damaged(path, f"it does not say that its format is {FORMAT!r}")
+    version = body.get("format_version")
+    if not isinstance(version, int) or version < 1:
+        raise _damaged(path, f"its format version is {version!r}")
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest that this version "
+            "of wyrmling reads; upgrade wyrmling"
+        )
+    recorded = body.pop("sha256", None)
+    if recorded != _hash_of(body):
+        raise _damaged(path, "its content does not match its own hash")
+    try:
+        return _parse(body)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(
+            path, f"an entry is missing or malformed ({type(error).__name__}: {one_line(error)})"
+        ) from error
+
+
+def _parse(body: dict[str, Any]) -> Manifest:
+    files = {
+        str(name): FileRecord(bytes=int(record["bytes"]), sha256=str(record["sha256"]))
+        for name, record in body["files"].items()
+    }
+    parts = {
+        str(part): {
+            str(name): TensorRecord(dtype=str(record["dtype"]), shape=tuple(int(n) for n in record["shape"]))
+            for name, record in tensors.items()
+        }
+        for part, tensors in body["parts"].items()
+    }
+    expected = {PROGRESS, *map(part_file, parts)}
+    if set(files) != expected:
+        # Not a file name chosen by the manifest is ever opened: only those that follow from the names of
+        # parts.
+        raise ValueError(f"files {sorted(files)} where the parts say {sorted(expected)}")
+    return Manifest(step=int(body["step"]), files=files, parts=parts)
+
+
+def _hash_of(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def damaged_advice(directory: Path) -> str:
+    """What to do about a damaged checkpoint."""
+    return f"resume from an earlier checkpoint, or delete {directory.name}"
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {reason}; {damaged_advice(path.parent)}")
