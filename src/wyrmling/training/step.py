@@ -1,0 +1,89 @@
+"""One optimizer step.
+
+Law 5: each backward pass takes the SUM of token losses; gradients are divided once, before clipping, by the number of
+targets in the whole step. So accumulation, rows of unequal length and padding never change the scale of a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..data.batches import Batch
+from ..errors import DivergedError
+from ..model import Model
+from ..numerics.dropout import Dropout
+from ..optim import Limits, clip, first_nonfinite, scale
+from .machine import Machine
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step did.
+
+    Attributes:
+        loss_sum: float64 scalar tensor on the device, nats summed over the targets; reading it synchronises.
+        targets: number of targets.
+        gradient_norm: global norm before clipping.
+    """
+
+    loss_sum: torch.Tensor
+    targets: int
+    gradient_norm: float
+
+    def loss(self) -> float:
+        """Nats per token."""
+        return float(self.loss_sum) / max(self.targets, 1)
+
+
+def optimizer_step(
+    model: Model,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    machine: Machine,
+    *,
+    step: int,
+    rate: float,
+    dropout: float,
+    seed: int,
+    limits: Limits,
+) -> StepOutcome:
+    """Forward and backward over the micro-batches of optimizer step `step` (from 1), then one update.
+
+    The gradient norm is checked before the update: one number per step is read from the device.
+
+    Raises:
+        DivergedError: a loss or gradient is not finite; no weight, moment or counter was changed.
+    """
+    targets = sum(batch.target_count for batch in batches)
+    loss_sum = torch.zeros((), dtype=torch.float64 if machine.device.type != "mps" else torch.float32, device=machine.device)
+    for batch in batches:
+        key = Dropout(dropout, seed, step, tuple(batch.rows.tolist())) if dropout else None
+        with machine.autocast():
+            hidden, _ = model(batch.tokens.to(machine.device), dropout=key, carry=False)
+            loss = model.loss_sum(hidden, batch.targets.to(machine.device))
+        loss.backward()
+        loss_sum += loss.detach()
+    parameters = list(model.parameters())
+    scale(parameters, 1.0 / max(targets, 1))
+    norm = clip(parameters, **limits)
+    if not math.isfinite(norm):
+        raise _diverged(model, step, float(loss_sum), rate)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return StepOutcome(loss_sum, targets, norm)
+
+
+def _diverged(model: Model, step: int, loss_sum: float, rate: float) -> DivergedError:
+    name = first_nonfinite(model.named_parameters())
+    what = f"the gradient of {name}" if name else "the norm of the gradients"
+    loss = "" if math.isfinite(loss_sum) else " (the loss is not finite either)"
+    return DivergedError(
+        f"training diverged at step {step}: {what} is not finite{loss}; nothing was updated and earlier checkpoints are "
+        f"intact: resume with a smaller optimizer.learning_rate (it is {rate:.3g} now) or a longer warm-up"
+    )

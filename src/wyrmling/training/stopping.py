@@ -1,0 +1,86 @@
+"""Ways for a run to end early and in good order: a signal, or a metric that no longer improves."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import FrameType
+
+from ..config.schema.training import EarlyStopping
+from ..watch.events import Control
+
+SIGNALS = {signal.SIGINT: "SIGINT", signal.SIGTERM: "SIGTERM"}
+
+
+class Interrupt:
+    """Which signal asked the run to end, if any."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number (130 for SIGINT, 143 for SIGTERM); 0 without a signal."""
+        return 0 if self.signal is None else 128 + self.signal
+
+
+@contextlib.contextmanager
+def stop_on_signals(control: Control) -> Iterator[Interrupt]:
+    """Inside the block, SIGINT and SIGTERM ask `control` to stop; a second one ends the process at once.
+
+    Outside the main thread, where Python cannot take signals, the block changes nothing.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if interrupt.signal is not None:
+            os._exit(128 + number)
+        interrupt.signal = number
+        control.stop(SIGNALS[signal.Signals(number)])
+
+    previous = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """The best validation and how many validations have passed since one counted as an improvement.
+
+    Attributes:
+        loss, step: of the lowest validation loss; None before the first one.
+        reference: the loss that early stopping compares with (the last that improved by `min_delta`).
+        without_improvement: validations since then.
+    """
+
+    loss: float | None = None
+    step: int | None = None
+    reference: float | None = None
+    without_improvement: int = 0
+
+    def after(self, loss: float, step: int, min_delta: float = 0.0) -> BestSoFar:
+        """The record after one more validation. A loss that is not a number improves nothing."""
+        improved = not math.isnan(loss) and (self.reference is None or loss < self.reference - min_delta)
+        record = replace(
+            self,
+            reference=loss if improved else self.reference,
+            without_improvement=0 if improved else self.without_improvement + 1,
+        )
+        if not math.isnan(loss) and (self.loss is None or loss < self.loss):
+            record = replace(record, loss=loss, step=step)
+        return record
+
+    def exhausted(self, rule: EarlyStopping | None) -> bool:
+        """Whether the rule's patience is used up."""
+        return rule is not None and self.without_improvement >= rule.patience
