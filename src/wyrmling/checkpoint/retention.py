@@ -47,8 +47,8 @@ def set_aside_newer(root: Path, step: int) -> list[int]:
 
     Without it, a damaged checkpoint 100 would still count as the newest after a fall back to 90, and
     `prune` would keep it and remove the good 95; or a resume from 50 on purpose, when stopped at 60, would
-    go on from the 100 of the abandoned course. They are moved, not removed: they may be good. A pointer to one
-    of them goes.
+    go on from the 100 of the abandoned course. They are moved, not removed: they may be good. A pointer to
+    one of them goes.
 
     Returns: the steps moved.
 
