@@ -59,7 +59,7 @@ class StageProfile:
         return figures
 
     def summary(self) -> str:
-        """`[stage-profile][training] total_ns=... data_ns=... ...`: one line, the keys of `figures` in order."""
+        """The counts: total_ns, <stage>_ns per stage, other_ns (the rest), and how often things happened."""
         pairs = " ".join(f"{key}={value}" for key, value in self.figures().items())
         return f"[stage-profile][training] {pairs}"
 
