@@ -1,0 +1,240 @@
+"""From a `[dataset]` table to tokens that are ready to train on.
+
+Sources are opened, the tokenizer is built (from the training text only) or read, the token files are built
+or found in the cache, and the splits are cut and checked, before any model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DataError, WyrmlingError
+from ..files import storage_errors
+from .encoding import Progress
+from .format import VERSION
+from .store import Split, TokenStore, build_store, digest_of, locked, source_names, store_in_memory
+from .training_part import documents_for_training, tokens_for_training, training_pieces
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..text.sources import Piece, Source
+    from ..text.tokenizers import Tokenizer
+
+Texts = str | Sequence[str]
+"""One document, or several."""
+Ids = npt.NDArray[Any] | Sequence[npt.NDArray[Any]]
+"""One document of token ids, or several."""
+
+_TRAINED = ("char", "bpe")
+
+
+@dataclass
+class Dataset:
+    """Everything that training needs to know about its data.
+
+    validation: None when everything is trained on.
+    notes: what a person should know (skipped documents, rebuilt files, unknown characters), one line each.
+    fingerprint: SHA-256 over the texts, the tokenizer and where the splits are cut; equal fingerprints mean
+    equal
+        batches for equal settings.
+    """
+
+    tokenizer: Tokenizer
+    train: Split
+    validation: Split | None
+    notes: list[str] = field(default_factory=list)
+    fingerprint: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.fingerprint:
+            splits = [self.train, self.validation] if self.validation is not None else [self.train]
+            parts = [(s.name, s.store.header["fingerprint_text"], s.start, s.stop) for s in splits]
+            self.fingerprint = digest_of([self.tokenizer.fingerprint(), parts])
+
+    @classmethod
+    def from_texts(cls, train: Texts, validation: Texts | None = None, *, tokenizer: Tokenizer) -> Dataset:
+        """A dataset of texts in memory; a list is a list of documents, each followed by EOS if there is one.
+
+        Raises:
+            DataError: nothing but empty texts, or characters that the tokenizer refuses.
+        """
+        return cls._in_memory(_text_pieces, train, validation, tokenizer)
+
+    @classmethod
+    def from_tokens(cls, train: Ids, validation: Ids | None = None, *, tokenizer: Tokenizer) -> Dataset:
+        """A dataset of token ids in memory; a list is a list of documents.
+
+        EOS, if the tokenizer has one, is added to documents that do not end with it.
+
+        Raises:
+            DataError: no ids at all, not integers, or an id outside the tokenizer's vocabulary.
+        """
+        return cls._in_memory(_id_pieces, train, validation, tokenizer)
+
+    @classmethod
+    def _in_memory(cls, pieces: Any, train: Any, validation: Any, tokenizer: Tokenizer) -> Dataset:
+        stores = [
+            store_in_memory(pieces(data, name), tokenizer)
+            for name, data in (("train", train), ("validation", validation))
+            if data is not None
+        ]
+        splits = [_whole(store, name) for store, name in zip(stores, ("train", "validation"), strict=False)]
+        notes = [note for store in stores for note in store.notes]
+        return cls(tokenizer, splits[0], splits[1] if len(splits) > 1 else None, notes)
+
+    def check(self, block_size: int) -> None:
+        """Make sure that every split that exists holds a full window.
+
+        Raises:
+            DataError: names the files, the split, the tokens found and the tokens needed.
+        """
+        self.train.check(block_size)
+        if self.validation is not None:
+            self.validation.check(block_size)
+
+
+def prepare_dataset(
+    config: Config, *, progress: Progress | None = None, tokenizer: Tokenizer | None = None
+) -> Dataset:
+    """Open, tokenize, split and check the data of a configuration.
+
+    The token files are `<cache>/tokens/<key>.tokens`, the key a hash of the source's files and settings,
+    the tokenizer and the format; trained tokenizers are kept beside them in `<cache>/tokenizers`. What is
+    damaged or out of date there is built again.
+
+    With a validation source of its own, all of the training source trains; otherwise `train_split_ratio`
+    and `split` cut it. Only train_split_ratio = 1.0 leaves no validation.
+
+    Args:
+        progress: told of bytes read and bytes in all while a token file is built (the training one first).
+        tokenizer: one that exists already (a resumed or evaluated run's), instead of the configured one.
+
+    Raises:
+        DataError: text missing, empty, malformed, too short for a block, or unknown to the vocabulary.
+        StorageError: the file system refused.
+    """
+    from ..config.paths import cache_directory
+    from ..text.sources import open_source, open_validation_source
+
+    settings = config.dataset
+    cache = cache_directory(config)
+    source = open_source(settings, cache_dir=cache)
+    validation_source = open_validation_source(settings, cache_dir=cache)
+    divided = validation_source is None and settings.train_split_ratio < 1
+    if tokenizer is None:
+        tokenizer = _build_tokenizer(settings, source, divided, cache)
+    try:
+        store = _store(source, tokenizer, cache, progress)
+        notes = [*store.notes, *source.notes]
+        if validation_source is None:
+            train, validation = _cut(store, settings, source_names(source))
+        else:
+            validation_store = _store(validation_source, tokenizer, cache, progress)
+            train = _whole(store, "train", source_names(source))
+            validation = _whole(validation_store, "validation", source_names(validation_source))
+            notes += [f"validation: {n}" for n in (*validation_store.notes, *validation_source.notes)]
+            notes += _notes_on_validation(config, store, validation_store)
+    except DataError as error:
+        raise _with_origin_of_vocabulary(error, settings, divided) from error
+    dataset = Dataset(tokenizer, train, validation, list(dict.fromkeys(notes)))
+    dataset.check(config.training.block_size)
+    return dataset
+
+
+def _store(source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None) -> TokenStore:
+    key = digest_of([VERSION, source.signature(), tokenizer.fingerprint()])[:32]
+    return build_store(cache / "tokens" / f"{key}.tokens", source, tokenizer, progress=progress)
+
+
+def _build_tokenizer(settings: Any, source: Source, divided: bool, cache: Path) -> Tokenizer:
+    """The configured tokenizer; one that must be trained is trained once for the same text and settings."""
+    from ..text.tokenizers import build_tokenizer, load_tokenizer, save_tokenizer
+
+    table = settings.tokenizer
+    if table.type not in _TRAINED or table.vocab_path is not None:
+        return build_tokenizer(table, source.pieces)
+    pieces = source.pieces
+    if divided:
+        pieces = partial(
+            training_pieces,
+            source,
+            split=settings.split,
+            ratio=settings.train_split_ratio,
+            has_eos=True,
+            where=source_names(source),
+        )
+    part = [settings.split, settings.train_split_ratio] if divided else "whole"
+    key = digest_of([source.signature(), table.model_dump(mode="json"), part])[:32]
+    path = cache / "tokenizers" / f"{key}.json"
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        if path.exists():
+            try:
+                return load_tokenizer(path)
+            except WyrmlingError:
+                path.unlink()
+        tokenizer = build_tokenizer(table, pieces)
+        save_tokenizer(path, tokenizer)
+    return tokenizer
+
+
+def _cut(store: TokenStore, settings: Any, where: str) -> tuple[Split, Split | None]:
+    """The training and validation parts of one store."""
+    ratio = settings.train_split_ratio
+    if ratio >= 1:
+        return _whole(store, "train", where), None
+    if settings.split == "documents":
+        first = documents_for_training(len(store.document_starts), ratio, where)
+        border = int(store.document_starts[first])
+    else:
+        border = tokens_for_training(len(store), ratio)
+    train = Split(store, 0, border, "train", where)
+    return train, Split(store, border, len(store), "validation", where)
+
+
+def _whole(store: TokenStore, name: str, where: str = "the given data") -> Split:
+    return Split(store, 0, len(store), name, where)
+
+
+def _notes_on_validation(config: Config, store: TokenStore, validation: TokenStore) -> Iterator[str]:
+    if validation.header["fingerprint_text"] == store.header["fingerprint_text"]:
+        yield "the validation text is the training text: its loss says nothing about new text"
+    if config.origin("dataset.train_split_ratio") != "default" and config.dataset.train_split_ratio < 1:
+        yield "dataset.train_split_ratio is not used: validation has a source of its own"
+
+
+def _with_origin_of_vocabulary(error: DataError, settings: Any, divided: bool) -> DataError:
+    """The error, with a word on which text the vocabulary came from, where that can be the cause."""
+    table = settings.tokenizer
+    if table.type != "char" or table.include_unknown or table.vocab_path is not None:
+        return error
+    share = f"the first {settings.train_split_ratio:.4g} of the text" if divided else "the training text"
+    return DataError(f"{error} (the vocabulary is built from {share})")
+
+
+def _text_pieces(texts: Texts, origin: str) -> Iterator[Piece]:
+    from ..text.sources import Piece
+
+    documents = [texts] if isinstance(texts, str) else texts
+    for number, text in enumerate(documents):
+        try:
+            yield Piece(text.encode(), True, f"{origin} text {number}", 0)
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{origin} text {number}: character {error.start} is half of a surrogate pair, not text"
+            ) from error
+
+
+def _id_pieces(ids: Ids, origin: str) -> Iterator[Piece]:
+    from ..text.sources import Piece
+
+    for number, document in enumerate([ids] if isinstance(ids, np.ndarray) else ids):
+        yield Piece(np.asarray(document), True, f"{origin} document {number}", 0)

@@ -1,0 +1,321 @@
+"""Token files: built once, whole or not at all, and read through a memory map.
+
+Building takes one pass over the source in bounded memory, into a temporary file that gets its real name
+when it is complete and durable. A lock beside the file lets one process build while others wait and then
+read what it made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from filelock import FileLock
+
+from ..errors import DataError
+from ..files import TEMPORARY_PREFIX, publish, storage_errors, temporary_sibling
+from .encoding import Encoder, Progress
+from .format import (
+    HEADER_BYTES,
+    Header,
+    damaged,
+    documents_offset,
+    file_size,
+    on_disk,
+    read_header,
+    token_dtype,
+    write_header,
+)
+
+if TYPE_CHECKING:
+    from ..text.sources import Piece, Source
+    from ..text.tokenizers import Tokenizer
+
+_BUFFER = 1 << 20
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """The tokens of one corpus, read-only: a memory map of a token file, or arrays in memory.
+
+    tokens: [count], the smallest unsigned width that holds vocab_size - 1 (int64 beyond 32 bits).
+    document_starts: int64 [documents], ascending from 0; document i ends where document i + 1 starts.
+    notes: what a person should know about the data.
+    """
+
+    tokens: npt.NDArray[np.integer]
+    document_starts: npt.NDArray[np.int64]
+    header: Header
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def vocab_size(self) -> int:
+        """Every token is below it."""
+        return self.header["vocab_size"]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A range of a store's tokens with a name: what an order and a loader work on.
+
+    Positions count from its start.
+
+    name: "train" or "validation"; part of the key of every random draw.
+    where: the files, for error messages.
+    """
+
+    store: TokenStore
+    start: int
+    stop: int
+    name: str
+    where: str = "the given data"
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def tokens(self) -> npt.NDArray[np.integer]:
+        """The tokens of the split, not copied, in the store's width."""
+        return self.store.tokens[self.start : self.stop]
+
+    @property
+    def document_starts(self) -> npt.NDArray[np.int64]:
+        """int64: where documents start, ascending from 0 (where the split may begin inside a document)."""
+        starts = self.store.document_starts
+        first, last = np.searchsorted(starts, [self.start + 1, self.stop])
+        return np.concatenate([np.zeros(1, dtype=np.int64), starts[first:last] - self.start])
+
+    def read(self, start: int, n: int) -> npt.NDArray[np.int64]:
+        """A copy of the tokens start .. start+n-1, int64 [n].
+
+        Raises:
+            IndexError: the range leaves the split.
+        """
+        if start < 0 or n < 0 or start + n > len(self):
+            raise IndexError(f"tokens {start}..{start + n - 1} of a {self.name} split of {len(self)} tokens")
+        return self.tokens[start : start + n].astype(np.int64)
+
+    def check(self, block_size: int) -> None:
+        """Make sure that one full window and its targets fit.
+
+        Raises:
+            DataError: fewer than block_size + 1 tokens.
+        """
+        if len(self) <= block_size:
+            advice = "use a smaller block_size or more text"
+            if self.name == "validation":
+                advice += ", a smaller dataset.train_split_ratio, or 1.0 to go without validation"
+            raise DataError(
+                f"{self.where}: the {self.name} split has {len(self)} tokens, but training.block_size = "
+                f"{block_size} needs at least {block_size + 1}; {advice}"
+            )
+
+
+def open_store(path: Path) -> TokenStore:
+    """Map a token file.
+
+    Raises:
+        DataError: missing, not a token file, of another version, or damaged.
+    """
+    header = read_header(path)
+    tokens = np.memmap(path, on_disk(header["dtype"]), "r", HEADER_BYTES, (header["count"],))
+    starts = np.memmap(path, np.dtype("<i8"), "r", documents_offset(header), (header["documents"],))
+    if starts[0] != 0 or starts[-1] >= header["count"]:
+        raise damaged(path, "its document starts lie outside its tokens")
+    return TokenStore(np.asarray(tokens), np.asarray(starts), header, list(header["notes"]))
+
+
+def build_store(
+    path: Path, source: Source, tokenizer: Tokenizer, *, progress: Progress | None = None
+) -> TokenStore:
+    """The token file at `path`: opened if it is good and holds this source by this tokenizer, else built.
+
+    A second process that asks for the same path waits for the first and opens what it built. A file that is
+    damaged or holds something else is built anew; the store's notes say so.
+
+    Raises:
+        DataError: the source holds no text or ids, or something in it cannot be encoded.
+        StorageError: the file system refused.
+    """
+    with contextlib.suppress(_Unusable):
+        return _open_fitting(path, source, tokenizer)
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path):
+        try:
+            return _open_fitting(path, source, tokenizer)
+        except _Unusable as error:
+            reason = str(error)
+        _remove_leftovers_of(path)
+        _write_store(path, source, tokenizer, progress)
+    store = open_store(path)
+    if reason:
+        store.notes.append(f"tokens built anew: {reason}")
+    return store
+
+
+def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer) -> TokenStore:
+    """A store of arrays, for corpora that are in memory anyway.
+
+    Raises:
+        DataError: there is no token in it, or something in it cannot be encoded.
+    """
+    sink = _Arrays(token_dtype(tokenizer.vocab_size))
+    encoder = Encoder(tokenizer, sink)
+    for _ in encoder.encode(pieces):
+        pass
+    if not encoder.count:
+        raise DataError("the texts hold nothing to train on: every one of them is empty")
+    header = _header(encoder, tokenizer, "", [])
+    return TokenStore(
+        np.concatenate(sink.parts), np.array(sink.starts, dtype=np.int64), header, list(header["notes"])
+    )
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file beside `path` (released by the system when the process dies)."""
+    lock = FileLock(f"{path}.lock")
+    with storage_errors(path):
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def digest_of(value: object) -> str:
+    """SHA-256 of a JSON value, hexadecimal; keys in any order."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def source_names(source: Source) -> str:
+    """The files of a source, on one line, for errors: at most two names and how many more there are."""
+    names = [file.name for file in source.files]
+    if len(names) > 2:
+        return f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return ", ".join(names) or source.kind
+
+
+class _Unusable(Exception):
+    """The file is absent (no text) or must be built anew (the text says why)."""
+
+
+def _open_fitting(path: Path, source: Source, tokenizer: Tokenizer) -> TokenStore:
+    if not path.exists():
+        raise _Unusable("")
+    try:
+        store = open_store(path)
+    except DataError as error:
+        raise _Unusable(str(error).partition(": delete")[0]) from error
+    if store.header["fingerprint_tokenizer"] != tokenizer.fingerprint():
+        raise _Unusable(f"{path} was made by another tokenizer")
+    if store.header["source"] != digest_of(source.signature()):
+        raise _Unusable(f"{path} was made from another source")
+    return store
+
+
+def _remove_leftovers_of(path: Path) -> None:
+    """Remove what killed builders of this file left; its lock is held, so none of them is alive."""
+    for leftover in path.parent.glob(f"{TEMPORARY_PREFIX}{path.name}-*"):
+        leftover.unlink(missing_ok=True)
+
+
+def _write_store(path: Path, source: Source, tokenizer: Tokenizer, progress: Progress | None) -> None:
+    signature = digest_of(source.signature())
+    total = source.total_bytes
+    temporary = temporary_sibling(path)
+    try:
+        with (
+            storage_errors(path),
+            temporary.open("wb", buffering=_BUFFER) as file,
+            tempfile.TemporaryFile(dir=path.parent, buffering=_BUFFER) as starts,
+        ):
+            sink = _Files(file, starts, token_dtype(tokenizer.vocab_size))
+            encoder = Encoder(tokenizer, sink)
+            done = 0
+            for size in encoder.encode(source.pieces()):
+                done += size
+                if progress is not None:
+                    progress(done if total is None else min(done, total), total)
+            if not encoder.count:
+                raise DataError(f"{source_names(source)}: nothing to train on (no text, no token)")
+            sink.finish(_header(encoder, tokenizer, signature, source.notes))
+        publish(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _header(encoder: Encoder, tokenizer: Tokenizer, source: str, notes: list[str]) -> Header:
+    own = []
+    if encoder.empty:
+        own.append(f"{encoder.empty} documents without a token skipped")
+    if encoder.unknown:
+        own.append(f"{encoder.unknown} of {encoder.count} tokens are unknown to the vocabulary")
+    return Header(
+        count=encoder.count,
+        documents=encoder.documents,
+        dtype=token_dtype(tokenizer.vocab_size).name,
+        vocab_size=tokenizer.vocab_size,
+        text_bytes=None if encoder.has_ids else encoder.text_bytes,
+        unknown=encoder.unknown,
+        fingerprint_text=encoder.fingerprint(),
+        fingerprint_tokenizer=tokenizer.fingerprint(),
+        source=source,
+        notes=[*notes, *own],
+    )
+
+
+class _Files:
+    """Tokens go to the file after room for the header; document starts wait in a nameless file beside it."""
+
+    def __init__(self, file: IO[bytes], starts: IO[bytes], dtype: np.dtype[np.generic]) -> None:
+        self._file, self._starts, self._dtype = file, starts, dtype
+        file.write(bytes(HEADER_BYTES))
+
+    def tokens(self, ids: npt.NDArray[np.int64]) -> None:
+        self._file.write(ids.astype(self._dtype).data)
+
+    def document(self, start: int) -> None:
+        self._starts.write(start.to_bytes(8, "little"))
+
+    def finish(self, header: Header) -> None:
+        """Append the document starts, write the header and make the file durable."""
+        self._file.write(bytes(documents_offset(header) - self._file.tell()))
+        self._starts.seek(0)
+        while chunk := self._starts.read(_BUFFER):
+            self._file.write(chunk)
+        if self._file.tell() != file_size(header):
+            raise ValueError(f"{self._file.tell()} bytes of tokens written, not {file_size(header)}")
+        write_header(self._file, header)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+class _Arrays:
+    """Tokens and document starts stay in memory."""
+
+    def __init__(self, dtype: np.dtype[np.generic]) -> None:
+        self._dtype = dtype
+        self.parts: list[npt.NDArray[np.integer]] = []
+        self.starts: list[int] = []
+
+    def tokens(self, ids: npt.NDArray[np.int64]) -> None:
+        self.parts.append(ids.astype(self._dtype))
+
+    def document(self, start: int) -> None:
+        self.starts.append(start)

@@ -1,0 +1,95 @@
+"""The part of a source that a vocabulary may be built from: the text that training will see, and no more.
+
+A split by ratio cuts the stream of tokens, which does not exist before there is a vocabulary. So the cut is
+made in characters (with one more for each document's EOS, where the vocabulary will have one): for a
+vocabulary of characters that is the very cut that the tokens get (exactly so without `normalize`, which can
+change how many characters there are); for byte pairs it is close to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import DataError
+
+if TYPE_CHECKING:
+    from ..text.sources import Piece, Source
+
+
+def documents_for_training(documents: int, ratio: float, where: str) -> int:
+    """How many of `documents` train: round(documents x ratio), with at least one on either side of the cut.
+
+    Raises:
+        DataError: a single document cannot be split.
+    """
+    if ratio >= 1:
+        return documents
+    if documents < 2:
+        raise DataError(
+            f'{where}: dataset.split = "documents" needs two documents or more, found {documents}; '
+            'use split = "ratio", or train_split_ratio = 1.0'
+        )
+    return min(max(round(documents * ratio), 1), documents - 1)
+
+
+def tokens_for_training(tokens: int, ratio: float) -> int:
+    """How many of `tokens` train: round(tokens x ratio)."""
+    return round(tokens * ratio)
+
+
+def training_pieces(
+    source: Source, *, split: str, ratio: float, has_eos: bool, where: str
+) -> Iterator[Piece]:
+    """The pieces of the training part, in two passes over the source: one counts, one gives.
+
+    Args:
+        split: "ratio" or "documents", as in `[dataset]`.
+        has_eos: whether every document will be followed by one more token.
+
+    Raises:
+        DataError: the split is impossible (see `documents_for_training`), or the source refuses.
+    """
+    documents = characters = 0
+    for piece in source.pieces():
+        documents += piece.starts_document
+        characters += len(_character_starts(piece))
+    if split == "documents":
+        yield from _first_documents(source, documents_for_training(documents, ratio, where))
+    else:
+        total = characters + documents * has_eos
+        yield from _first_characters(source, tokens_for_training(total, ratio), has_eos)
+
+
+def _first_documents(source: Source, wanted: int) -> Iterator[Piece]:
+    seen = 0
+    for piece in source.pieces():
+        seen += piece.starts_document
+        if seen > wanted:
+            return
+        yield piece
+
+
+def _first_characters(source: Source, wanted: int, has_eos: bool) -> Iterator[Piece]:
+    left = wanted
+    for number, piece in enumerate(source.pieces()):
+        if has_eos and piece.starts_document and number > 0:
+            left -= 1
+        if left <= 0:
+            return
+        starts = _character_starts(piece)
+        if len(starts) > left:
+            yield replace(piece, data=piece.data[: starts[left]])
+            return
+        left -= len(starts)
+        yield piece
+
+
+def _character_starts(piece: Piece) -> npt.NDArray[np.int64]:
+    """Offsets of the bytes that begin a UTF-8 character (every byte that does not continue one)."""
+    data = np.frombuffer(piece.data, dtype=np.uint8)
+    return np.flatnonzero((data & 0xC0) != 0x80)
