@@ -1,10 +1,11 @@
-"""The schema of the configuration: one class per table; each key has a type, a range, a default, a meaning."""
+"""The schema of the configuration: one class per table, each key with type, range, default and meaning."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from .base import Kinds, Table, Variant
 from .dataset import DATASETS, DatasetConfig, DatasetOptions, PackageTextDataset
@@ -42,11 +43,27 @@ class Config(Table):
 
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def origin(self, key: str) -> str:
-        """Where a value comes from: "default", "base.toml:12", "recipes/tiny.toml:4", "--set".
+    @model_validator(mode="after")
+    def _obey_rules(self) -> Self:
+        from ..rules import check
 
-        A table that was given as a whole by one line answers for the keys in it.
+        check(self)
+        return self
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], origin: str = "given") -> Config:
+        """The configuration of a dictionary, such as one that `to_dict` made; missing keys have their
+        defaults.
+
+        Raises:
+            ConfigError: one line with the dotted key; it begins with `origin`, a file's name for example.
         """
+        from ..load import config_from_dict
+
+        return config_from_dict(data, origin)
+
+    def origin(self, key: str) -> str:
+        """Where a value comes from: "default", "base.toml:12", "recipes/tiny.toml:4", "--set"."""
         while key:
             if key in self._origins:
                 return self._origins[key]

@@ -42,6 +42,11 @@ class Table(BaseModel):
                     and cls.unset_value(other) is not ...
                 ):
                     values[other] = cls.unset_value(other)
+        return cls.adjusted(values)
+
+    @classmethod
+    def adjusted(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What else follows from what was given; a table may say more here."""
         return values
 
     @classmethod
@@ -102,10 +107,12 @@ def _as_path(value: Any) -> Any:
 FilePath = Annotated[Path, BeforeValidator(_as_path, json_schema_input_type=str)]
 """A path; `~` is the home directory; relative paths start at the working directory."""
 
+LARGEST = 2**63
+"""One more than the largest number of a TOML file."""
+
 Text = Annotated[str, Field(min_length=1)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
-PositiveInt = Annotated[int, Field(gt=0)]
-CountingInt = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+PositiveInt = Annotated[int, Field(gt=0, lt=LARGEST)]
+CountingInt = Annotated[int, Field(ge=0, lt=LARGEST)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import Kinds, NonNegativeFloat, PositiveInt, Seed, Table, Variant
+from .base import CountingInt, Kinds, NonNegativeFloat, PositiveInt, Table, Variant
 
 
 class InfiniteContext(Variant):
@@ -42,7 +42,7 @@ class Generation(Table):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="Draw among the likeliest tokens whose probabilities reach p."
     )
-    seed: Seed | None = Field(
+    seed: CountingInt | None = Field(
         default=None, description="Makes the draws repeatable; unset: a random one, printed."
     )
     stop_at_eos: bool = Field(default=True, description="Stop where the model ends the document.")

@@ -9,13 +9,13 @@ from pydantic import BeforeValidator, Field
 from .base import Kinds, PositiveFloat, PositiveInt, Table, Variant
 from .initialization import Initialization
 
+MemorySystem = Literal["linear_attention"]
+
 
 class SequenceKernel(Table):
     """The memory over time, and how it is computed."""
 
-    memory_system: Literal["linear_attention"] = Field(
-        default="linear_attention", description="What remembers the past."
-    )
+    memory_system: MemorySystem = Field(default="linear_attention", description="What remembers the past.")
     executor: Literal["auto", "reference", "dense", "chunked"] = Field(
         default="auto", description='Which of the equivalent computations is used; "auto": the cheapest.'
     )
@@ -93,7 +93,7 @@ class Model(Table):
         default=0.1, description="Share of the gated neurons that is silenced in training."
     )
     sequence_kernel: Annotated[
-        SequenceKernel, BeforeValidator(_kernel_by_name, json_schema_input_type=str | SequenceKernel)
+        SequenceKernel, BeforeValidator(_kernel_by_name, json_schema_input_type=MemorySystem | SequenceKernel)
     ] = Field(
         default_factory=SequenceKernel,
         description="The memory over time: its name, or a table with its executor.",

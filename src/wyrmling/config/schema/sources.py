@@ -45,7 +45,7 @@ class RecordSource(Variant):
     path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
     field: Text | None = Field(default="text", description="The field that holds the text.")
     template: Text | None = Field(
-        default=None, description="Text with `{field}` in it, instead of one field; `{{` and `}}` are braces."
+        default=None, description="Text with `{field}` in it, instead of one field."
     )
     on_error: Literal["stop", "skip"] = Field(
         default="stop", description="What to do with a record that cannot be read."

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Seed, Table
+from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Table
 
 LaunchMode = Literal[
     "fresh", "resume_exact_run", "resume_latest_checkpoint_if_present", "init_from_checkpoint"
@@ -26,11 +26,14 @@ class EarlyStopping(Table):
 class Training(Table):
     """A step is an optimizer step, everywhere."""
 
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("epochs", "max_iters"),)
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("epochs", "max_iters"),
+        ("target_effective_batch_size", "gradient_accumulation_steps"),
+    )
 
     block_size: PositiveInt = Field(default=256, description="Tokens in a row.")
     batch_size: PositiveInt = Field(default=8, description="Rows in a micro-batch.")
-    seed: Seed = Field(
+    seed: CountingInt = Field(
         default=1337, description="Decides the first weights, the order of the data and dropout."
     )
     gradient_accumulation_steps: PositiveInt = Field(
@@ -87,3 +90,8 @@ class Training(Table):
     early_stopping: EarlyStopping | None = Field(
         default=None, description="End the run when validation no longer improves; unset: never."
     )
+
+    @classmethod
+    def adjusted(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A run that is counted in epochs takes its windows in epochs."""
+        return values if values.get("epochs") is None else values | {"order": "epochs"}

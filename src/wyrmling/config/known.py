@@ -1,0 +1,151 @@
+"""What the schema knows: which keys a table has, and which known key is nearest to an unknown one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from .locations import KeyPath
+from .schema import Config
+from .schema.base import Kinds, Table
+
+Shape = type[Table] | Kinds | None
+"""What is known about a place: a table, a table that comes in kinds, or (None) a plain value."""
+
+SYNONYMS = {
+    "lr": "optimizer.learning_rate",
+    "wd": "optimizer.weight_decay",
+    "clip": "optimizer.grad_clip_norm",
+    "max_grad_norm": "optimizer.grad_clip_norm",
+    "warmup": "optimizer.lr_schedule.warmup_steps",
+    "bs": "training.batch_size",
+    "steps": "training.max_iters",
+    "max_steps": "training.max_iters",
+    "num_steps": "training.max_iters",
+    "iterations": "training.max_iters",
+    "context_length": "training.block_size",
+    "sequence_length": "training.block_size",
+    "seq_len": "training.block_size",
+    "accumulation": "training.gradient_accumulation_steps",
+    "d_model": "model.n_embd",
+    "hidden_size": "model.n_embd",
+    "num_layers": "model.n_layer",
+    "num_heads": "model.n_head",
+    "neurons": "model.latent_total",
+    "precision": "runtime.dtype",
+    "output_dir": "run_layout.base_dir",
+}
+"""Names that other programs use."""
+
+
+def shape_of(field: FieldInfo) -> Shape:
+    """What a field holds."""
+    return _shape(field.annotation, tuple(field.metadata))
+
+
+def _shape(annotation: Any, metadata: tuple[Any, ...]) -> Shape:
+    for item in metadata:
+        if isinstance(item, Kinds):
+            return item
+    if get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        return _shape(inner, tuple(more))
+    if isinstance(annotation, type):
+        return annotation if issubclass(annotation, Table) else None
+    for option in get_args(annotation):
+        found = _shape(option, ())
+        if found is not None:
+            return found
+    return None
+
+
+def table_at(shape: Shape, data: Any) -> type[Table] | None:
+    """The class of a table, decided by its `type` where it comes in kinds; None when it cannot be decided."""
+    if not isinstance(shape, Kinds):
+        return shape
+    kind = shape.kind_of(data) if isinstance(data, dict) else None
+    return shape.variants.get(kind) if isinstance(kind, str) else None
+
+
+def classes_of(shape: Shape) -> tuple[type[Table], ...]:
+    """Every class that a place can hold."""
+    if isinstance(shape, Kinds):
+        return tuple(shape.variants.values())
+    return (shape,) if shape is not None else ()
+
+
+def child_shape(shape: Shape, data: Any, key: str) -> Shape:
+    """What is known about a key of a table."""
+    decided = table_at(shape, data)
+    for cls in (decided,) if decided is not None else classes_of(shape):
+        if key in cls.model_fields:
+            return shape_of(cls.model_fields[key])
+    return None
+
+
+def walk_keys(shape: Shape = Config, path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo, type[Table]]]:
+    """Every key of the schema with its table; keys common to several kinds come once per kind."""
+    for cls in classes_of(shape):
+        for name, field in cls.model_fields.items():
+            yield (*path, name), field, cls
+            yield from walk_keys(shape_of(field), (*path, name))
+
+
+@functools.cache
+def known_keys() -> tuple[str, ...]:
+    """Every dotted key, once."""
+    return tuple(dict.fromkeys(".".join(map(str, path)) for path, _, _ in walk_keys()))
+
+
+def unknown_keys(data: Any, shape: Shape = Config, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every key that its table does not have, with what to say about it."""
+    if not isinstance(data, dict) or shape is None:
+        return
+    cls = table_at(shape, data)
+    if cls is None:
+        return
+    for key, value in data.items():
+        if key in cls.model_fields:
+            yield from unknown_keys(value, shape_of(cls.model_fields[key]), (*path, key))
+        else:
+            yield (*path, key), _about_unknown((*path, key), cls, shape)
+
+
+def _about_unknown(path: KeyPath, cls: type[Table], shape: Shape) -> str:
+    table, key = ".".join(map(str, path[:-1])), str(path[-1])
+    if isinstance(shape, Kinds):
+        kinds = [name for name, other in shape.variants.items() if key in other.model_fields]
+        if kinds:
+            mine = cls.model_fields["type"].default
+            theirs = ", ".join(f'"{kind}"' for kind in kinds)
+            return f'{table}.{key} does not belong to {table}.type = "{mine}" (it belongs to {theirs})'
+    nearest = nearest_key(path, cls)
+    hint = f" (did you mean {nearest}?)" if nearest else ""
+    return f"{'.'.join(map(str, path))}: unknown {'key' if len(path) > 1 else 'key or table'}{hint}"
+
+
+def nearest_key(path: KeyPath, cls: type[Table]) -> str | None:
+    """The known key that was most probably meant: here, or in another table."""
+    import difflib
+
+    table, key = ".".join(map(str, path[:-1])), str(path[-1]).replace("-", "_").lower()
+    prefix = f"{table}." if table else ""
+    if key in cls.model_fields:
+        return prefix + key
+    elsewhere = [known for known in known_keys() if known.rpartition(".")[2] == key]
+    if elsewhere:
+        return difflib.get_close_matches(prefix + key, elsewhere, 1, 0.0)[0]
+    if key in SYNONYMS:
+        return SYNONYMS[key]
+    here = difflib.get_close_matches(key, cls.model_fields, 1, 0.75)
+    if here:
+        return prefix + here[0]
+    leaves = {known.rpartition(".")[2]: known for known in reversed(known_keys())}
+    found = difflib.get_close_matches(key, leaves, 1, 0.7)
+    if found:
+        return leaves[found[0]]
+    anything = difflib.get_close_matches(prefix + key, known_keys(), 1, 0.6)
+    return anything[0] if anything else None

@@ -1,0 +1,118 @@
+"""From files, recipes and options to a `Config`, and the one line that is said when that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import ConfigError
+from .known import unknown_keys
+from .locations import KeyPath
+from .merge import merge
+from .messages import value_problems
+from .overrides import apply_override
+from .reading import read_layer
+from .recipes import DEFAULT_RECIPE
+from .refusals import drop_neutral, refusals, use_present_names
+from .rules import RuleError
+from .schema import Config
+from .tree import DEFAULT, Node, Origin, build, dotted
+
+Names = str | Path | Sequence[str | Path]
+
+
+def load_config(paths: Names = (), overrides: Iterable[str] = ()) -> Config:
+    """Read a configuration.
+
+    Args:
+        paths: TOML files or names of shipped recipes, each laid over the ones before it; none: the default
+            recipe.
+        overrides: `key=value` texts, laid over the files in order; the later one wins.
+
+    Raises:
+        ConfigError: one line with file, line, key, and the accepted form.
+    """
+    names = [paths] if isinstance(paths, str | Path) else list(paths)
+    tree = Node({}, DEFAULT)
+    for name in names or [DEFAULT_RECIPE]:
+        tree = merge(tree, read_layer(name))
+    return _with_options(tree, overrides)
+
+
+def config_from_dict(data: Mapping[str, Any], origin: str = "given") -> Config:
+    """The configuration of a dictionary, such as one that `Config.to_dict` made.
+
+    Raises:
+        ConfigError: as `load_config`; `origin` stands in the place of the file.
+    """
+    return config_from_tree(use_present_names(build(data, lambda _: Origin(origin))))
+
+
+def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
+    """A configuration with `key=value` texts laid over it; the rest keeps its values and origins.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+
+    def origin_of(path: KeyPath) -> Origin:
+        return Origin(config.origin(dotted(path)))
+
+    return _with_options(build(config.to_dict(), origin_of), overrides)
+
+
+def _with_options(tree: Node, overrides: Iterable[str]) -> Config:
+    for option in overrides:
+        tree = apply_override(tree, option)
+    return config_from_tree(tree)
+
+
+def config_from_tree(tree: Node) -> Config:
+    """Check a merged tree and make a `Config` of it."""
+    tree = drop_neutral(tree)
+    data = tree.plain()
+    problems = [*refusals(tree)]
+    refused = {path for path, _ in problems}
+    problems += [item for item in unknown_keys(data) if item[0] not in refused]
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        problems += [item for item in value_problems(error, data) if not _under(item[0], refused)]
+    except RuleError as error:
+        problems += [(_blame(tree, problem.keys), problem.text) for problem in error.problems]
+    if problems:
+        raise ConfigError(_one_line(tree, problems))
+    config._origins.update(_origins(tree))
+    return config
+
+
+def _under(path: KeyPath, refused: set[KeyPath]) -> bool:
+    """Whether a mistake follows from something that was refused already."""
+    return any(path[: len(other)] == other or other[: len(path)] == path for other in refused)
+
+
+def _blame(tree: Node, keys: Sequence[str]) -> KeyPath:
+    """The key of a rule that was written by somebody, the first one first."""
+    paths = [tuple(key.split(".")) for key in keys]
+    written = [path for path in paths if (node := tree.find(path)) is not None and node.origin != DEFAULT]
+    return written[0] if written else ()
+
+
+def _one_line(tree: Node, problems: list[tuple[KeyPath, str]]) -> str:
+    path, text = problems[0]
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    node = tree.nearest(path)
+    if node.is_table and "type" in node.value and tree.find(path) is not node:
+        node = node.value["type"]
+    return f"{node.origin.prefix if path else ''}{text}{more}"
+
+
+def _origins(tree: Node) -> dict[str, str]:
+    return {
+        dotted(path): str(node.origin)
+        for path, node in tree.walk()
+        if not node.is_table and node.origin != DEFAULT
+    }

@@ -1,0 +1,37 @@
+"""Where things lie when the configuration does not say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .schema import Config
+
+CACHE_VARIABLE = "WYRMLING_CACHE_DIR"
+RUN_ROOT_VARIABLE = "WYRMLING_RUN_ROOT"
+
+
+def cache_directory(config: Config) -> Path:
+    """The folder of fetched and tokenized data (it need not exist).
+
+    `dataset.cache_dir`, else the variable WYRMLING_CACHE_DIR, else `wyrmling` in the user's cache:
+    XDG_CACHE_HOME or `~/.cache`, on Windows LOCALAPPDATA.
+    """
+    if config.dataset.cache_dir is not None:
+        return config.dataset.cache_dir
+    if chosen := _from_environment(CACHE_VARIABLE):
+        return chosen
+    user_cache = _from_environment("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
+    return (user_cache or Path.home() / ".cache") / "wyrmling"
+
+
+def run_root(config: Config) -> Path:
+    """The folder of the runs: `run_layout.base_dir`, else WYRMLING_RUN_ROOT, else `runs`. It need not exist."""
+    if config.run_layout.base_dir is not None:
+        return config.run_layout.base_dir
+    return _from_environment(RUN_ROOT_VARIABLE) or Path("runs")
+
+
+def _from_environment(name: str) -> Path | None:
+    value = os.environ.get(name, "").strip()
+    return Path(value).expanduser() if value else None

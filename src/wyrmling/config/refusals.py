@@ -1,0 +1,178 @@
+"""Names that are recognised and refused: renamed keys, and things that this version does not have.
+
+A key that is left at a value which changes nothing (`continual_backprop.enabled = false`) is dropped in
+silence. Three older names are simply understood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .locations import KeyPath
+from .schema.base import UNSET
+from .tree import Node, dotted
+
+PRESENT_NAMES: dict[KeyPath, str] = {
+    ("model", "neuron_space_dim"): "latent_total",
+    ("model", "init"): "initialization",
+}
+
+RENAMED_KEYS = {
+    "wgpu": "runtime",
+    "training.resume_checkpoint_epoch": "training.resume_checkpoint_step",
+    "training.init_checkpoint_epoch": "training.init_checkpoint_step",
+    "training.fresh_top_layers": "training.fresh_top_heads",
+    "training.init_transfer.fresh_top_layers": "training.init_transfer.fresh_top_heads",
+    "training.fast_train": "training.launch_mode",
+    "training.context_strategy": "generation.context_strategy",
+}
+
+NOT_YET = "is not in this version yet"
+NOT_BUILT = "is not built"
+
+REFUSED_KEYS = {
+    "training.tbptt_chunk_size": NOT_YET,
+    "training.tbptt_persist_across_steps": NOT_YET,
+    "training.min_logical_block_size": NOT_YET,
+    "training.continual_backprop": NOT_YET,
+    "training.init_transfer": NOT_YET,
+    "training.fresh_top_heads": NOT_YET,
+    "training.module_lr_scales": NOT_YET,
+    "training.sequence_kernel_override": f"{NOT_YET}: use model.sequence_kernel",
+    "training.gdpo": NOT_BUILT,
+    "optimizer.muon": NOT_YET,
+    "optimizer.weight_decay_final": NOT_YET,
+    "parallel.data": NOT_YET,
+    "parallel.fsdp": NOT_YET,
+    "parallel.pipeline": NOT_YET,
+    "parallel.checkpoint": NOT_YET,
+    "parallel.tensor": NOT_BUILT,
+    "generation.prompt_tokenizer": NOT_YET,
+    "generation.decode_tokenizer": NOT_YET,
+    "run_layout.category": NOT_BUILT,
+    "run_layout.bundle": NOT_BUILT,
+    "run_layout.stage": NOT_BUILT,
+    "run_layout.variant": NOT_BUILT,
+    "run_layout.mirror_config_path": NOT_BUILT,
+    "dataset.auto_discover_train_files": f"{NOT_BUILT}: list dataset.train_files",
+    "model.mamba": NOT_YET,
+    "model.quant": NOT_YET,
+    "model.rho": NOT_YET,
+    "model.mhc": NOT_YET,
+    "model.attention_residual": NOT_YET,
+    "model.block_attention_residual": NOT_YET,
+    "model.y_neuron_recurrence": NOT_YET,
+    "model.y_sparse_recurrence": NOT_YET,
+    "model.clocked_slow_memory": NOT_YET,
+    "model.summary_memory": NOT_YET,
+    "model.rollout_fast_steps_per_slow_step": NOT_YET,
+    "model.rollout_fast_steps": NOT_YET,
+    "model.n_expert": NOT_BUILT,
+    "model.block_sparse": f"{NOT_BUILT}: latents are never block-sparse",
+    "model.block_size": f"{NOT_BUILT}: use training.block_size",
+    "model.fused_kernels": f"{NOT_BUILT}: use model.sequence_kernel.executor",
+}
+
+_PRESETS = {
+    "deep_math": "zwhe99/DeepMath-103K",
+    "tiny_chat": "starhopp3r/TinyChat",
+    "webscale_rl": "Salesforce/Webscale-RL",
+    "poetry_foundation": "suayptalha/Poetry-Foundation-Poems",
+    "open_web_text_gpt2": "chanind/openwebtext-gpt2",
+    "openwebtext_gpt2": "chanind/openwebtext-gpt2",
+    "nemotron_climb_mix": "nvidia/Nemotron-ClimbMix",
+}
+_PRESET_REFUSALS = {
+    name: f'{NOT_BUILT} as a preset: use type = "hugging_face" with repo_id = "{repository}"'
+    for name, repository in _PRESETS.items()
+} | dict.fromkeys(("universality_manifest", "universality_nca"), f'{NOT_BUILT}: use type = "pretokenized"')
+_MEMORY_REFUSALS = {
+    name: reason
+    for reason, names in {
+        NOT_BUILT: ("mamba1", "mamba1_selective_scan"),
+        NOT_YET: (
+            "mamba2",
+            "mamba2_state_space_duality",
+            "mamba3",
+            "mamba3_state_space_duality",
+            "rwkv8",
+            "rwkv8_state_space",
+        ),
+    }.items()
+    for name in names
+}
+
+REFUSED_VALUES: dict[str, dict[str, str]] = {
+    "dataset.type": _PRESET_REFUSALS,
+    "dataset.validation.type": _PRESET_REFUSALS,
+    "dataset.tokenizer.type": {"rust_bpe": 'has a new name: use "bpe"'},
+    "optimizer.name": dict.fromkeys(("muon", "muon_hybrid_exp", "bitnet_published"), NOT_YET),
+    "optimizer.schedule_mode": dict.fromkeys(("bitnet_b158_reference", "hybrid"), NOT_YET),
+    "optimizer.lr_schedule.type": dict.fromkeys(("exponential", "step", "noam"), NOT_YET),
+    "parallel.mode": dict.fromkeys(("ddp", "fsdp", "pipeline"), NOT_YET)
+    | dict.fromkeys(
+        ("tensor", "tensor_parallel", "tensor_parallel_neuron", "hybrid_2d", "hybrid2_d"), NOT_BUILT
+    ),
+    "model.sequence_kernel": _MEMORY_REFUSALS,
+    "model.sequence_kernel.memory_system": _MEMORY_REFUSALS,
+    "model.sequence_kernel.executor": {"dense_score_short_context": 'has a new name: use "dense"'},
+    "model.residual_connector": dict.fromkeys(
+        ("mhc", "attention_residual", "block_attention_residual"), NOT_YET
+    ),
+    "model.language_head.type": dict.fromkeys(("nca_factorized_patch", "nca_factorized"), NOT_YET),
+}
+
+
+def present_name(table: KeyPath, key: str) -> str:
+    """The name by which a key goes today."""
+    return PRESENT_NAMES.get((*table, key), key)
+
+
+def use_present_names(layer: Node) -> Node:
+    """Replace the older names of a layer that are simply understood."""
+    for (*table, old), new in PRESENT_NAMES.items():
+        around = layer.find(tuple(table))
+        if around is None or not around.is_table or old not in around.value or new in around.value:
+            continue
+        renamed = {new if key == old else key: child for key, child in around.value.items()}
+        layer = _put(layer, tuple(table), Node(renamed, around.origin))
+    return layer
+
+
+def _put(tree: Node, path: KeyPath, value: Node) -> Node:
+    if not path:
+        return value
+    return Node({**tree.value, path[0]: _put(tree.value[path[0]], path[1:], value)}, tree.origin)
+
+
+def drop_neutral(tree: Node) -> Node:
+    """Leave out refused keys whose value changes nothing."""
+    for key in REFUSED_KEYS:
+        path = tuple(key.split("."))
+        node = tree.find(path)
+        if node is not None and changes_nothing(node.plain()):
+            tree = tree.without(path)
+    return tree
+
+
+def changes_nothing(value: Any) -> bool:
+    """Whether a value of a refused key is the one that leaves the thing off."""
+    if isinstance(value, dict):
+        return value.get("enabled") is False or all(
+            changes_nothing(item) or (key in ("size", "stage_count") and item == 1)
+            for key, item in value.items()
+        )
+    return value is None or value is False or value in (UNSET, "disabled") or value == []
+
+
+def refusals(tree: Node) -> Iterator[tuple[KeyPath, str]]:
+    """Every refused key and value of a tree, with what to say about it."""
+    for path, node in tree.walk():
+        key = dotted(path)
+        if key in RENAMED_KEYS:
+            yield path, f"{key} has a new name: use {RENAMED_KEYS[key]}"
+        elif key in REFUSED_KEYS:
+            yield path, f"{key} {REFUSED_KEYS[key]}"
+        elif isinstance(node.value, str) and node.value in REFUSED_VALUES.get(key, {}):
+            yield path, f'{key} = "{node.value}" {REFUSED_VALUES[key][node.value]}'
