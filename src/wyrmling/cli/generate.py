@@ -1,0 +1,171 @@
+"""`wyrmling generate`: text from a trained model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from ..generate.conversation import Conversation
+
+
+def generate(
+    run: Annotated[
+        str, typer.Argument(help="A run's name or folder, or `latest`.", metavar="RUN")
+    ] = "latest",
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to go on from; may be repeated.")] = None,
+    prompt_file: Annotated[
+        str | None,
+        typer.Option(help="A file with the text to go on from, read as it is; - is standard input."),
+    ] = None,
+    max_tokens: Annotated[str | None, typer.Option(help="Most tokens to draw, or `unlimited`.")] = None,
+    max_chars: Annotated[int | None, typer.Option(help="Most characters to write.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token every time.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw among the k likeliest tokens only.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw among the likeliest tokens whose probabilities reach p.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same text.")] = None,
+    stop_at_eos: Annotated[
+        bool | None,
+        typer.Option("--stop-at-eos/--no-stop-at-eos", help="Stop where the model ends the document."),
+    ] = None,
+    output: Annotated[
+        Literal["text", "ids", "json"] | None,
+        typer.Option(help="text, token ids, or a line of JSON per prompt."),
+    ] = None,
+    state_in: Annotated[Path | None, typer.Option(help="Go on with the conversation in this file.")] = None,
+    state_out: Annotated[Path | None, typer.Option(help="Save the conversation to this file.")] = None,
+    checkpoint: Annotated[str, typer.Option(help="latest, best, or a step.")] = "latest",
+    context_window: Annotated[
+        str | None, typer.Option(help="Read only the last N tokens, or `infinite`: everything.")
+    ] = None,
+) -> None:
+    """Write text after a prompt, with a trained model. What is not given comes from the run's [generation]
+    table."""
+    from ..generate.settings import GenerationSettings
+
+    given = {
+        "max_tokens": _number_or(max_tokens, "unlimited", "--max-tokens"),
+        "max_chars": max_chars,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "stop_at_eos": stop_at_eos,
+        "window": _number_or(context_window, "infinite", "--context-window"),
+    }
+    overrides: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if max_tokens == "unlimited":
+        overrides["max_tokens"] = None
+    if context_window == "infinite":
+        overrides["window"] = None
+    GenerationSettings.of(overrides)
+    texts = _prompts(prompt, prompt_file)
+    if (state_in or state_out) and len(texts) > 1:
+        raise ConfigError(
+            f"a conversation has one prompt, got {len(texts)}: give one, or leave the state out"
+        )
+    if state_out is not None and not state_out.parent.is_dir():
+        raise ConfigError(f"--state-out {state_out}: there is no folder {state_out.parent}")
+    _generate(run, _step(checkpoint), texts, overrides, output, state_in, state_out)
+
+
+def _generate(
+    run: str,
+    checkpoint: str | int,
+    texts: list[tuple[str, bytes]],
+    overrides: dict[str, Any],
+    output: str | None,
+    state_in: Path | None,
+    state_out: Path | None,
+) -> None:
+    from ..generate.conversation import load_conversation, model_fingerprint, save_conversation
+    from ..generate.output import show, summary, writer
+    from ..generate.settings import GenerationSettings
+    from ..generate.text import TextGeneration, encode_prompt, output_format
+    from ..train.session import load_run
+
+    loaded = load_run(run, checkpoint=checkpoint)
+    _say(f"{loaded.path}, step {loaded.step}")
+    settings = GenerationSettings.from_config(loaded.config.generation, overrides)
+    if settings.seed is None:
+        settings = settings.seeded()
+        _say(f"seed {settings.seed} (drawn at random; --seed {settings.seed} repeats it)")
+    form = output_format(output or loaded.config.generation.output_format, loaded.tokenizer)
+    if not texts:
+        texts = [("the prompt", loaded.config.generation.prompt.encode())]
+    fingerprints: dict[str, str] = {}
+    if state_in or state_out:
+        fingerprints = {
+            "model": model_fingerprint(loaded.model),
+            "tokenizer": loaded.tokenizer.fingerprint(),
+        }
+    conversation: Conversation | None = load_conversation(state_in, fingerprints) if state_in else None
+    prompts = [
+        encode_prompt(loaded.tokenizer, text, origin=origin, start=conversation is None)
+        for origin, text in texts
+    ]
+    generation = TextGeneration(
+        loaded.model,
+        loaded.tokenizer,
+        prompts,
+        settings,
+        conversation=conversation,
+        keep_state=state_out is not None,
+    )
+    for note in generation.notes:
+        _say(note)
+    show(generation, loaded.tokenizer, prompts, form, writer())
+    for result in generation.results:
+        _say(summary(result))
+    if state_out is not None:
+        finished = generation.conversation()
+        save_conversation(state_out, finished.state, finished.tokens, fingerprints)
+        _say(f"conversation of {len(finished.tokens)} tokens saved to {state_out}")
+
+
+def _prompts(prompts: list[str] | None, file: str | None) -> list[tuple[str, bytes]]:
+    """What was given on the command line, with what to call it in messages; arguments may be any bytes."""
+    many = len(prompts or []) + (file is not None) > 1
+    texts = [
+        (f"prompt {place}" if many else "the prompt", text.encode("utf-8", "surrogateescape"))
+        for place, text in enumerate(prompts or [], start=1)
+    ]
+    if file == "-":
+        if sys.stdin is None:
+            raise DataError("--prompt-file - reads standard input, which is closed: give a file, or --prompt")
+        texts.append(("standard input", sys.stdin.buffer.read()))
+    elif file is not None:
+        try:
+            texts.append((file, Path(file).read_bytes()))
+        except OSError as error:
+            raise DataError(f"cannot read the prompt {file}: {error.strerror}") from error
+    return texts
+
+
+def _number_or(text: str | None, word: str, option: str) -> int | None:
+    """A whole number; None when it is not given or is the word that lifts the limit."""
+    if text is None or text == word:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{option} must be a whole number or {word}, got {text!r}") from None
+
+
+def _step(checkpoint: str) -> str | int:
+    if checkpoint in ("latest", "best"):
+        return checkpoint
+    if checkpoint.isascii() and checkpoint.isdecimal():
+        return int(checkpoint)
+    raise ConfigError(f"--checkpoint must be latest, best or the number of a step, got {checkpoint!r}")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

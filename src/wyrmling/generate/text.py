@@ -1,0 +1,238 @@
+"""Text after text: prompts into tokens, tokens into whole characters as they come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+
+from ..errors import ConfigError, DataError
+from .conversation import Conversation
+from .engine import Generation, generate
+from .settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..text.tokenizers import Tokenizer
+
+Output = Literal["text", "ids", "json"]
+_OUTPUTS: dict[str, Output] = {"decoded_text": "text", "token_ids": "ids"}
+
+
+class LoadedRun(Protocol):
+    """What is needed of a run that has been loaded."""
+
+    @property
+    def model(self) -> torch.nn.Module: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def config(self) -> Config: ...
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as tokens; `note` says what stands in for an empty one."""
+
+    ids: tuple[int, ...]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """New text of one row: whole characters only, possibly none; `reason` is set in the row's last piece."""
+
+    row: int
+    token: int
+    text: str
+    reason: str | None = None
+
+
+@dataclass
+class Continuation:
+    """What followed a prompt. `reason`: "eos", "max_tokens" or "max_chars"; None while it runs."""
+
+    prompt: tuple[int, ...]
+    ids: list[int]
+    text: str = ""
+    reason: str | None = None
+
+
+def has_text(tokenizer: Tokenizer) -> bool:
+    """Whether the tokens stand for text (pretokenized ids do not)."""
+    return tokenizer.kind != "pretokenized"
+
+
+def output_format(wanted: str, tokenizer: Tokenizer) -> Output:
+    """`text`, `ids` or `json` for the configuration's or the command's word; "auto" is text where there is
+    any.
+
+    Raises:
+        ConfigError: text from a tokenizer that has none.
+    """
+    if wanted == "auto":
+        return "text" if has_text(tokenizer) else "ids"
+    output = _OUTPUTS.get(wanted, wanted)
+    if output == "text" and not has_text(tokenizer):
+        raise ConfigError("this run's tokenizer knows ids only: ask for the output ids or json")
+    return output  # type: ignore[return-value]
+
+
+def encode_prompt(
+    tokenizer: Tokenizer, prompt: bytes | str, *, origin: str = "the prompt", start: bool = True
+) -> Prompt:
+    """A prompt as tokens. Pretokenized prompts are written as ids, separated by blanks or commas.
+
+    An empty prompt starts like a new document: with the token that begins one, else the one that ends one
+    (it is what stood before), else a newline, else the first id that is no special token.
+
+    Raises:
+        DataError: characters outside the vocabulary (named, with their places), or ids out of range.
+    """
+    if isinstance(prompt, bytes):
+        prompt = prompt.removeprefix(b"\xef\xbb\xbf")
+    if not has_text(tokenizer):
+        ids = _written_ids(prompt, tokenizer.vocab_size, origin)
+    else:
+        ids = tuple(int(token) for token in tokenizer.encode(prompt, origin=origin)) if prompt else ()
+    if ids or not start:
+        return Prompt(ids)
+    token, name = start_token(tokenizer)
+    return Prompt((token,), f"{origin} is empty: starting from {name} (token {token})")
+
+
+def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
+    """The token that stands in for an empty prompt, and what it is."""
+    if tokenizer.bos_id is not None:
+        return tokenizer.bos_id, "the beginning of a document"
+    if tokenizer.eos_id is not None:
+        return tokenizer.eos_id, "the end of a document"
+    special = {tokenizer.pad_id, tokenizer.unk_id}
+    if has_text(tokenizer):
+        try:
+            newline = [int(token) for token in tokenizer.encode("\n", origin="a newline")]
+        except DataError:
+            newline = []
+        if len(newline) == 1 and newline[0] not in special:
+            return newline[0], "a newline"
+    first = next((token for token in range(tokenizer.vocab_size) if token not in special), 0)
+    return first, "the first token"
+
+
+class TextGeneration:
+    """A generation in progress as text: iterate for `Piece`s, read `results` at any time."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        settings: GenerationSettings,
+        *,
+        conversation: Conversation | None = None,
+        keep_state: bool = False,
+    ) -> None:
+        if settings.max_chars is not None and not has_text(tokenizer):
+            raise ConfigError("max_chars counts characters, this run's tokenizer has none: use max_tokens")
+        self.results = [Continuation(prompt.ids, []) for prompt in prompts]
+        self.notes = [prompt.note for prompt in prompts if prompt.note]
+        self._limit = settings.max_chars
+        self._decoders = [tokenizer.stream_decoder() for _ in prompts] if has_text(tokenizer) else None
+        self._fresh: dict[int, str] = {}
+        self.tokens: Generation = generate(
+            model,
+            [prompt.ids for prompt in prompts],
+            settings,
+            state=None if conversation is None else conversation.state.to(next(model.parameters()).device),
+            history=None if conversation is None else [conversation.tokens],
+            eos_id=tokenizer.eos_id,
+            vocab_size=tokenizer.vocab_size,
+            stop=self._decode,
+            keep_state=keep_state,
+        )
+        self.notes += self.tokens.notes
+        self._history = () if conversation is None else conversation.tokens
+
+    def __iter__(self) -> Iterator[Piece]:
+        for step in self.tokens:
+            for row, token in zip(step.rows, step.tokens, strict=True):
+                reason = step.finished.get(row)
+                text = self._fresh.pop(row, "")
+                if reason is not None and self._decoders is not None:
+                    text += self._take(row, self._decoders[row].finish())
+                self.results[row].reason = reason
+                yield Piece(row, token, text, reason)
+
+    def finish(self) -> list[Continuation]:
+        """Run to the end and return the results."""
+        for _ in self:
+            pass
+        return self.results
+
+    def conversation(self, row: int = 0) -> Conversation:
+        """The finished row as a conversation that can be saved and continued (needs `keep_state`)."""
+        result = self.tokens.results[row]
+        if result.state is None:
+            raise ValueError("the row has not finished, or its state was not kept")
+        return Conversation(result.state, (*self._history, *result.prompt, *result.tokens))
+
+    def _decode(self, row: int, token: int) -> str | None:
+        self.results[row].ids.append(token)
+        if self._decoders is None:
+            return None
+        self._fresh[row] = self._take(row, self._decoders[row].push(token))
+        return "max_chars" if self._limit is not None and len(self.results[row].text) >= self._limit else None
+
+    def _take(self, row: int, text: str) -> str:
+        """Add text to the row's result, as far as the limit on characters allows."""
+        result = self.results[row]
+        if self._limit is not None:
+            text = text[: self._limit - len(result.text)]
+        result.text += text
+        return text
+
+
+def generate_text(run: LoadedRun, prompt: str | bytes = "", **settings: Any) -> str:
+    """The text that follows a prompt (without the prompt).
+
+    Args:
+        run: a loaded run; its `[generation]` table gives what `settings` does not.
+        settings: fields of `GenerationSettings`, for instance `max_tokens=50, temperature=0.8, seed=1`.
+
+    Raises:
+        ConfigError: a setting that does not exist or is out of its range.
+        DataError: a prompt with characters outside the vocabulary.
+    """
+    chosen = GenerationSettings.from_config(run.config.generation, settings)
+    encoded = encode_prompt(run.tokenizer, prompt)
+    return TextGeneration(run.model, run.tokenizer, [encoded], chosen).finish()[0].text
+
+
+def as_json(tokenizer: Tokenizer, result: Continuation, *, row: int, settings: GenerationSettings) -> str:
+    """One line of JSON: the prompt and what followed, as text (null where there is none) and as ids."""
+    readable = has_text(tokenizer)
+    record: Mapping[str, Any] = {
+        "row": row,
+        "seed": settings.seed,
+        "prompt": tokenizer.decode(list(result.prompt)) if readable else None,
+        "text": result.text if readable else None,
+        "prompt_ids": list(result.prompt),
+        "ids": result.ids,
+        "reason": result.reason,
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _written_ids(prompt: bytes | str, vocab_size: int, origin: str) -> tuple[int, ...]:
+    text = prompt.decode("utf-8", "replace") if isinstance(prompt, bytes) else prompt
+    ids = []
+    for place, word in enumerate(text.replace(",", " ").split(), start=1):
+        if not (word.isascii() and word.isdecimal() and int(word) < vocab_size):
+            raise DataError(
+                f"{origin}: item {place} is {word!r}, but this run reads token ids from 0 to {vocab_size - 1}"
+            )
+        ids.append(int(word))
+    return tuple(ids)
