@@ -49,7 +49,7 @@ class Batch:
 
 
 class BatchLoader:
-    """Makes the batches that an order asks for: any step at any time, from any thread, for nothing is kept."""
+    """Makes the batches that an order asks for: any step, at any time, from any thread. It keeps nothing."""
 
     def __init__(self, split: Split, order: Order, block_size: int) -> None:
         self.split = split

@@ -39,8 +39,7 @@ class Encoder:
     ids often come so). Documents without a token are left out and counted.
 
     The fingerprint hashes, for every document, its bytes (ids as little-endian int64), its kind and its
-    length in
-    bytes: so it depends on documents and their borders, never on how they were cut into pieces.
+    length in bytes: it depends on documents and their borders, never on how they were cut into pieces.
 
     Attributes:
         count, documents, empty: tokens, documents with tokens, documents without.

@@ -12,15 +12,15 @@ from typing import Generic, Self, TypeVar
 T = TypeVar("T")
 
 _PATIENCE = 5.0
-"""Seconds that closing waits for a value that is being made; a thread that takes longer dies with the process."""
+"""Seconds that closing waits for a value that is being made; a slower thread dies with the process."""
 
 
 class Prefetcher(Generic[T]):
-    """Iterates over make(first), make(first + 1), ... before `stop`, made by a daemon thread `depth` ahead at most.
+    """Iterates over make(first), make(first + 1), ... before `stop`, made by a thread at most `depth` ahead.
 
-    What `make` raises is raised in the consumer, with its traceback, after the values before it. Closing (by
-    `close`, by leaving a `with` block, or by dropping the last reference) ends the thread; a consumer may stop at
-    any time. With depth 0 there is no thread.
+    What `make` raises is raised in the consumer, with its traceback, after the values before it. Closing
+    (by `close`, by leaving a `with` block, or by dropping the last reference) ends the thread; a consumer
+    may stop at any time. With depth 0 there is no thread.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, stop: int | None, depth: int) -> None:
