@@ -11,7 +11,7 @@ import typer
 from ..errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ..generate.conversation import Conversation
+    from ..generation.conversation import Conversation
 
 
 def generate(
@@ -48,7 +48,7 @@ def generate(
 ) -> None:
     """Write text after a prompt, with a trained model. What is not given comes from the run's [generation]
     table."""
-    from ..generate.settings import GenerationSettings
+    from ..generation.settings import GenerationSettings
 
     given = {
         "max_tokens": _number_or(max_tokens, "unlimited", "--max-tokens"),
@@ -85,11 +85,11 @@ def _generate(
     state_in: Path | None,
     state_out: Path | None,
 ) -> None:
-    from ..generate.conversation import load_conversation, model_fingerprint, save_conversation
-    from ..generate.output import show, summary, writer
-    from ..generate.settings import GenerationSettings
-    from ..generate.text import TextGeneration, encode_prompt, output_format
-    from ..train.session import load_run
+    from ..generation.conversation import load_conversation, model_fingerprint, save_conversation
+    from ..generation.output import show, summary, writer
+    from ..generation.settings import GenerationSettings
+    from ..generation.text import TextGeneration, encode_prompt, output_format
+    from ..training.session import load_run
 
     loaded = load_run(run, checkpoint=checkpoint)
     _say(f"{loaded.path}, step {loaded.step}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +36,15 @@ class LoadedRun(Protocol):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as tokens; `note` says what stands in for an empty one."""
+    """A prompt as tokens.
+
+    Attributes:
+        given: whether these are the tokens of a text, not what stands in for an empty one.
+        note: what a person should know about how the prompt is read.
+    """
 
     ids: tuple[int, ...]
+    given: bool = True
     note: str | None = None
 
 
@@ -84,42 +91,48 @@ def output_format(wanted: str, tokenizer: Tokenizer) -> Output:
 def encode_prompt(
     tokenizer: Tokenizer, prompt: bytes | str, *, origin: str = "the prompt", start: bool = True
 ) -> Prompt:
-    """A prompt as tokens. Pretokenized prompts are written as ids, separated by blanks or commas.
+    """A prompt as tokens. Pretokenized prompts are written as ids: `1 2 3`.
 
-    An empty prompt starts like a new document: with the token that begins one, else the one that ends one
-    (it is what stood before), else a newline, else the first id that is no special token.
+    An empty prompt starts from what stood before documents in training (see `start_token`). With `start =
+    False`, where the prompt goes on from something, it stays empty.
 
     Raises:
-        DataError: characters outside the vocabulary (named, with their places), or ids out of range.
+        DataError: characters or ids outside the vocabulary (named, with their places).
     """
     if isinstance(prompt, bytes):
-        prompt = prompt.removeprefix(b"\xef\xbb\xbf")
-    if not has_text(tokenizer):
-        ids = _written_ids(prompt, tokenizer.vocab_size, origin)
-    else:
-        ids = tuple(int(token) for token in tokenizer.encode(prompt, origin=origin)) if prompt else ()
-    if ids or not start:
-        return Prompt(ids)
-    token, name = start_token(tokenizer)
-    return Prompt((token,), f"{origin} is empty: starting from {name} (token {token})")
+        prompt = prompt.removeprefix(codecs.BOM_UTF8)
+    ids = tuple(tokenizer.encode(prompt, origin=origin).tolist()) if prompt else ()
+    if not ids and start:
+        token, name = start_token(tokenizer)
+        return Prompt((token,), given=False, note=f"{origin} is empty: starting from {name} (token {token})")
+    unknown = ids.count(tokenizer.unk_id) if tokenizer.unk_id is not None else 0
+    note = f"{origin}: {unknown} of {len(ids)} tokens are unknown to this run" if unknown else None
+    return Prompt(ids, note=note)
 
 
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
-    """The token that stands in for an empty prompt, and what it is."""
-    if tokenizer.bos_id is not None:
+    """The token that stands in for an empty prompt, and what it is: as in training, before a document begins.
+
+    Text: the token that ended the document before, else a newline. Pretokenized data brings its own token
+        that
+    begins a document; that one first. Where there is none of these, the first token that is not a special
+    one.
+    """
+    if tokenizer.bos_id is not None and not has_text(tokenizer):
         return tokenizer.bos_id, "the beginning of a document"
     if tokenizer.eos_id is not None:
         return tokenizer.eos_id, "the end of a document"
-    special = {tokenizer.pad_id, tokenizer.unk_id}
+    special = {tokenizer.bos_id, tokenizer.pad_id, tokenizer.unk_id}
     if has_text(tokenizer):
         try:
-            newline = [int(token) for token in tokenizer.encode("\n", origin="a newline")]
+            newline = tokenizer.encode("\n", origin="a newline").tolist()
         except DataError:
             newline = []
         if len(newline) == 1 and newline[0] not in special:
             return newline[0], "a newline"
-    first = next((token for token in range(tokenizer.vocab_size) if token not in special), 0)
-    return first, "the first token"
+    return next(
+        (token for token in range(tokenizer.vocab_size) if token not in special), 0
+    ), "the first token"
 
 
 class TextGeneration:
@@ -224,15 +237,3 @@ def as_json(tokenizer: Tokenizer, result: Continuation, *, row: int, settings: G
         "reason": result.reason,
     }
     return json.dumps(record, ensure_ascii=False)
-
-
-def _written_ids(prompt: bytes | str, vocab_size: int, origin: str) -> tuple[int, ...]:
-    text = prompt.decode("utf-8", "replace") if isinstance(prompt, bytes) else prompt
-    ids = []
-    for place, word in enumerate(text.replace(",", " ").split(), start=1):
-        if not (word.isascii() and word.isdecimal() and int(word) < vocab_size):
-            raise DataError(
-                f"{origin}: item {place} is {word!r}, but this run reads token ids from 0 to {vocab_size - 1}"
-            )
-        ids.append(int(word))
-    return tuple(ids)

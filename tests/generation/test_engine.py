@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from generate_fakes import Recurrent
+from generation_fakes import Recurrent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from wyrmling.errors import DataError
-from wyrmling.generate import GenerationSettings, evaluating, generate, window_length
+from wyrmling.generation import GenerationSettings, evaluating, generate, window_length
 from wyrmling.model.state import State
 
 PROMPT = st.lists(st.integers(0, 10), min_size=1, max_size=9)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wyrmling.errors import ConfigError, DivergedError
-from wyrmling.generate.sampling import draws, probabilities, sample
-from wyrmling.generate.settings import GenerationSettings, SamplingSettings
+from wyrmling.generation.sampling import draws, probabilities, sample
+from wyrmling.generation.settings import GenerationSettings, SamplingSettings
 
 LOGITS = st.lists(
     st.one_of(st.floats(-50, 50), st.sampled_from([0.0, 1.0, -math.inf])), min_size=1, max_size=12

@@ -89,7 +89,7 @@ def _whole(
 def _opening(tokenizer: Tokenizer, prompt: Prompt, output: Output) -> str:
     if output == "ids":
         return " ".join(map(str, prompt.ids))
-    return "" if prompt.note else tokenizer.decode(list(prompt.ids))
+    return tokenizer.decode(prompt.ids) if prompt.given else ""
 
 
 def _is_control(character: str) -> bool:

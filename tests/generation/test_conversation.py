@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from generate_fakes import Recurrent
+from generation_fakes import Recurrent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wyrmling.errors import CheckpointError
-from wyrmling.generate import (
+from wyrmling.generation import (
     Conversation,
     GenerationSettings,
     generate,
