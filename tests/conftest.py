@@ -1,0 +1,44 @@
+"""What every test gets: uninitialised memory full of NaN, one thread, its own run root and cache."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True)
+def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and caches of a test lie in its own folder, whatever the environment says."""
+    for name in [name for name in os.environ if name.startswith("WYRMLING_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WYRMLING_RUN_ROOT", str(tmp_path / "runs"))
+    monkeypatch.setenv("WYRMLING_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """torch.empty and friends give NaN, so that a value read before it was written shows."""
+    if "torch" not in sys.modules:
+        yield
+        return
+    import torch
+
+    before = torch.utils.deterministic.fill_uninitialized_memory
+    mode = torch.are_deterministic_algorithms_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(mode)
+    torch.utils.deterministic.fill_uninitialized_memory = before
