@@ -74,8 +74,7 @@ def has_text(tokenizer: Tokenizer) -> bool:
 
 
 def output_format(wanted: str, tokenizer: Tokenizer) -> Output:
-    """`text`, `ids` or `json` for the configuration's or the command's word; "auto" is text where there is
-    any.
+    """`text`, `ids` or `json` for a word of the configuration or the command; "auto" is text if there is any.
 
     Raises:
         ConfigError: text from a tokenizer that has none.
@@ -93,8 +92,8 @@ def encode_prompt(
 ) -> Prompt:
     """A prompt as tokens. Pretokenized prompts are written as ids: `1 2 3`.
 
-    An empty prompt starts from what stood before documents in training (see `start_token`). With `start =
-    False`, where the prompt goes on from something, it stays empty.
+    An empty prompt starts from what stood before documents in training (see `start_token`). With
+    `start = False`, where the prompt goes on from something, it stays empty.
 
     Raises:
         DataError: characters or ids outside the vocabulary (named, with their places).
@@ -113,10 +112,8 @@ def encode_prompt(
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
     """The token that stands in for an empty prompt, and what it is: as in training, before a document begins.
 
-    Text: the token that ended the document before, else a newline. Pretokenized data brings its own token
-        that
-    begins a document; that one first. Where there is none of these, the first token that is not a special
-    one.
+    Text: the token that ended the document before, else a newline. Pretokenized data brings its own token for
+    the beginning, so that one is first there. Without any of these: the first token that is not special.
     """
     if tokenizer.bos_id is not None and not has_text(tokenizer):
         return tokenizer.bos_id, "the beginning of a document"
@@ -130,9 +127,8 @@ def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
             newline = []
         if len(newline) == 1 and newline[0] not in special:
             return newline[0], "a newline"
-    return next(
-        (token for token in range(tokenizer.vocab_size) if token not in special), 0
-    ), "the first token"
+    first = next((token for token in range(tokenizer.vocab_size) if token not in special), 0)
+    return first, "the first token"
 
 
 class TextGeneration:
