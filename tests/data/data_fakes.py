@@ -63,7 +63,8 @@ class FakeSource:
         for _ in range(self._repeat):
             for document in self.documents:
                 for start in range(0, max(len(document), 1), self.cut):
-                    time.sleep(self._pause)
+                    if self._pause:
+                        time.sleep(self._pause)
                     part = document[start : start + self.cut]
                     yield FakePiece(part, start == 0, self.files[0].name, start)
 
@@ -78,7 +79,9 @@ class FakeTokenizer:
         self.bos_id = self.pad_id = None
         self.kind = "fake"
 
-    def encode(self, text: bytes | str, *, origin: str = "text") -> np.ndarray:
+    def encode(self, text: bytes | str | np.ndarray, *, origin: str = "text", offset: int = 0) -> np.ndarray:
+        if isinstance(text, np.ndarray):
+            return text.astype(np.int64)
         data = text.encode() if isinstance(text, str) else text
         return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
 

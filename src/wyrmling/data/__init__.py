@@ -1,0 +1,19 @@
+"""From text to batches: token files, splits, the order of windows, tensors (torch only in `batches`)."""
+
+from .dataset import Dataset, prepare_dataset
+from .order import IGNORED, EpochWindows, RandomWindows, SequentialWindows, Windows
+from .store import Split, TokenStore, build_store, open_store
+
+__all__ = [
+    "IGNORED",
+    "Dataset",
+    "EpochWindows",
+    "RandomWindows",
+    "SequentialWindows",
+    "Split",
+    "TokenStore",
+    "Windows",
+    "build_store",
+    "open_store",
+    "prepare_dataset",
+]

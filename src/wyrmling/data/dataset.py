@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError, WyrmlingError
-from ..files import storage_errors
-from .encoding import Progress
+from .encoding import Progress, checked_ids
 from .format import VERSION
 from .store import Split, TokenStore, build_store, digest_of, locked, source_names, store_in_memory
 from .training_part import documents_for_training, tokens_for_training, training_pieces
@@ -81,7 +80,7 @@ class Dataset:
     @classmethod
     def _in_memory(cls, pieces: Any, train: Any, validation: Any, tokenizer: Tokenizer) -> Dataset:
         stores = [
-            store_in_memory(pieces(data, name), tokenizer)
+            store_in_memory(pieces(data, name, tokenizer.vocab_size), tokenizer, ready=True)
             for name, data in (("train", train), ("validation", validation))
             if data is not None
         ]
@@ -130,19 +129,16 @@ def prepare_dataset(
     divided = validation_source is None and settings.train_split_ratio < 1
     if tokenizer is None:
         tokenizer = _build_tokenizer(settings, source, divided, cache)
-    try:
-        store = _store(source, tokenizer, cache, progress)
-        notes = [*store.notes, *source.notes]
-        if validation_source is None:
-            train, validation = _cut(store, settings, source_names(source))
-        else:
-            validation_store = _store(validation_source, tokenizer, cache, progress)
-            train = _whole(store, "train", source_names(source))
-            validation = _whole(validation_store, "validation", source_names(validation_source))
-            notes += [f"validation: {n}" for n in (*validation_store.notes, *validation_source.notes)]
-            notes += _notes_on_validation(config, store, validation_store)
-    except DataError as error:
-        raise _with_origin_of_vocabulary(error, settings, divided) from error
+    store = _store(source, tokenizer, cache, progress)
+    notes = [*store.notes, *source.notes]
+    if validation_source is None:
+        train, validation = _cut(store, settings, source_names(source))
+    else:
+        validation_store = _store(validation_source, tokenizer, cache, progress)
+        train = _whole(store, "train", source_names(source))
+        validation = _whole(validation_store, "validation", source_names(validation_source))
+        notes += [f"validation: {note}" for note in (*validation_store.notes, *validation_source.notes)]
+        notes += _notes_on_validation(config, store, validation_store)
     dataset = Dataset(tokenizer, train, validation, list(dict.fromkeys(notes)))
     dataset.check(config.training.block_size)
     return dataset
@@ -167,14 +163,12 @@ def _build_tokenizer(settings: Any, source: Source, divided: bool, cache: Path) 
             source,
             split=settings.split,
             ratio=settings.train_split_ratio,
-            has_eos=True,
+            has_eos=table.type != "char",
             where=source_names(source),
         )
     part = [settings.split, settings.train_split_ratio] if divided else "whole"
     key = digest_of([source.signature(), table.model_dump(mode="json"), part])[:32]
     path = cache / "tokenizers" / f"{key}.json"
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
         if path.exists():
             try:
@@ -211,16 +205,7 @@ def _notes_on_validation(config: Config, store: TokenStore, validation: TokenSto
         yield "dataset.train_split_ratio is not used: validation has a source of its own"
 
 
-def _with_origin_of_vocabulary(error: DataError, settings: Any, divided: bool) -> DataError:
-    """The error, with a word on which text the vocabulary came from, where that can be the cause."""
-    table = settings.tokenizer
-    if table.type != "char" or table.include_unknown or table.vocab_path is not None:
-        return error
-    share = f"the first {settings.train_split_ratio:.4g} of the text" if divided else "the training text"
-    return DataError(f"{error} (the vocabulary is built from {share})")
-
-
-def _text_pieces(texts: Texts, origin: str) -> Iterator[Piece]:
+def _text_pieces(texts: Texts, origin: str, vocab_size: int) -> Iterator[Piece]:
     from ..text.sources import Piece
 
     documents = [texts] if isinstance(texts, str) else texts
@@ -233,8 +218,9 @@ def _text_pieces(texts: Texts, origin: str) -> Iterator[Piece]:
             ) from error
 
 
-def _id_pieces(ids: Ids, origin: str) -> Iterator[Piece]:
+def _id_pieces(ids: Ids, origin: str, vocab_size: int) -> Iterator[Piece]:
     from ..text.sources import Piece
 
     for number, document in enumerate([ids] if isinstance(ids, np.ndarray) else ids):
-        yield Piece(np.asarray(document), True, f"{origin} document {number}", 0)
+        where = f"{origin} document {number}"
+        yield Piece(checked_ids(np.asarray(document), vocab_size, origin=where), True, where, 0)

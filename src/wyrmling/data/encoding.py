@@ -41,14 +41,18 @@ class Encoder:
     The fingerprint hashes, for every document, its bytes (ids as little-endian int64), its kind and its
     length in bytes: it depends on documents and their borders, never on how they were cut into pieces.
 
+    Args:
+        ready: pieces of ids are this tokenizer's, checked; otherwise the tokenizer decides about them.
+
     Attributes:
         count, documents, empty: tokens, documents with tokens, documents without.
-        text_bytes: bytes of text; `has_ids` tells that some of the data came as token ids.
+        text_bytes: bytes of text, before `normalize`; `has_ids` tells that some of the data came as ids.
         unknown: tokens equal to the tokenizer's unk_id.
     """
 
-    def __init__(self, tokenizer: Tokenizer, sink: TokenSink) -> None:
+    def __init__(self, tokenizer: Tokenizer, sink: TokenSink, *, ready: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._ready = ready
         self._sink = sink
         self._id_bytes = token_dtype(tokenizer.vocab_size).itemsize
         self._hash = hashlib.sha256()
@@ -68,7 +72,7 @@ class Encoder:
         """Encode all pieces; after each one, its size in bytes is yielded (for ids, the size in a file).
 
         Raises:
-            DataError: a token id outside the vocabulary, or text that the tokenizer refuses.
+            DataError: text or ids that the tokenizer refuses; names their place.
         """
         for piece in pieces:
             if piece.starts_document:
@@ -82,21 +86,21 @@ class Encoder:
         return self._hash.hexdigest()
 
     def _take(self, piece: Piece) -> int:
-        if isinstance(piece.data, np.ndarray):
-            ids = checked_ids(
-                piece.data, self._tokenizer.vocab_size, origin=piece.origin, offset=piece.offset
-            )
-            raw: bytes | memoryview = ids.astype("<i8", copy=False).data.cast("B")
-            self._kind, self.has_ids = b"ids", True
-            size = len(ids) * self._id_bytes
+        if isinstance(piece.data, np.ndarray) and self._ready:
+            ids = piece.data
         else:
-            raw = piece.data
+            ids = self._tokenizer.encode(piece.data, origin=piece.origin, offset=piece.offset)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._tokenizer.vocab_size):
+            raise ValueError(f"{piece.origin}: the tokenizer gave an id outside its own vocabulary")
+        if isinstance(piece.data, bytes):
+            raw: bytes | memoryview = piece.data
             size = len(raw)
-            ids = self._tokenizer.encode(raw, origin=piece.origin)
-            if ids.size and (ids.min() < 0 or ids.max() >= self._tokenizer.vocab_size):
-                raise ValueError(f"the tokenizer gave an id outside its vocabulary for {piece.origin}")
             self._kind = b"text"
-            self.text_bytes += len(raw)
+            self.text_bytes += size
+        else:
+            raw = np.ascontiguousarray(piece.data, dtype="<i8").data.cast("B")
+            size = len(ids) * self._id_bytes
+            self._kind, self.has_ids = b"ids", True
         self._hash.update(raw)
         self._document_bytes += len(raw)
         self._put(ids)
@@ -148,6 +152,6 @@ def checked_ids(
         position = int(np.argmax((data < 0) | (data >= vocab_size)))
         raise DataError(
             f"{origin}: token {offset + position} is {data[position]}, outside the vocabulary "
-            f"(ids 0 to {vocab_size - 1}); set dataset.tokenizer.vocab_size above the largest id"
+            f"(ids 0 to {vocab_size - 1})"
         )
     return np.ascontiguousarray(data, dtype=np.int64)

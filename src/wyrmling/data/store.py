@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from ..errors import DataError
+from ..errors import DataError, StorageError
 from ..files import TEMPORARY_PREFIX, publish, storage_errors, temporary_sibling
 from .encoding import Encoder, Progress
 from .format import (
@@ -151,8 +151,6 @@ def build_store(
     """
     with contextlib.suppress(_Unusable):
         return _open_fitting(path, source, tokenizer)
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path):
         try:
             return _open_fitting(path, source, tokenizer)
@@ -166,14 +164,17 @@ def build_store(
     return store
 
 
-def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer) -> TokenStore:
+def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer, *, ready: bool = False) -> TokenStore:
     """A store of arrays, for corpora that are in memory anyway.
+
+    Args:
+        ready: pieces of ids are this tokenizer's own and checked.
 
     Raises:
         DataError: there is no token in it, or something in it cannot be encoded.
     """
     sink = _Arrays(token_dtype(tokenizer.vocab_size))
-    encoder = Encoder(tokenizer, sink)
+    encoder = Encoder(tokenizer, sink, ready=ready)
     for _ in encoder.encode(pieces):
         pass
     if not encoder.count:
@@ -186,9 +187,19 @@ def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer) -> TokenStore
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file beside `path` (released by the system when the process dies)."""
+    """Hold the lock file beside `path`; its folder is made if needed, and a dying process lets go.
+
+    Raises:
+        StorageError: the folder cannot be made or written.
+    """
     lock = FileLock(f"{path}.lock")
     with storage_errors(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise StorageError(
+                f"{path.parent} is not a folder and none can be made there; choose another dataset.cache_dir"
+            ) from error
         lock.acquire()
     try:
         yield
