@@ -141,11 +141,9 @@ def nearest_key(path: KeyPath, cls: type[Table]) -> str | None:
     if key in SYNONYMS:
         return SYNONYMS[key]
     here = difflib.get_close_matches(key, cls.model_fields, 1, 0.75)
+    here = here or [name for name in cls.model_fields if len(key) > 2 and name.startswith(key)]
     if here:
         return prefix + here[0]
     leaves = {known.rpartition(".")[2]: known for known in reversed(known_keys())}
     found = difflib.get_close_matches(key, leaves, 1, 0.7)
-    if found:
-        return leaves[found[0]]
-    anything = difflib.get_close_matches(prefix + key, known_keys(), 1, 0.6)
-    return anything[0] if anything else None
+    return leaves[found[0]] if found else None

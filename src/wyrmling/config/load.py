@@ -61,7 +61,7 @@ def with_overrides(config: Config, overrides: Iterable[str]) -> Config:
     def origin_of(path: KeyPath) -> Origin:
         return Origin(config.origin(dotted(path)))
 
-    return _with_options(build(config.to_dict(), origin_of), overrides)
+    return _with_options(build(config.to_dict(secrets=True), origin_of), overrides)
 
 
 def _with_options(tree: Node, overrides: Iterable[str]) -> Config:
@@ -76,7 +76,7 @@ def config_from_tree(tree: Node) -> Config:
     data = tree.plain()
     problems = [*refusals(tree)]
     refused = {path for path, _ in problems}
-    problems += [item for item in unknown_keys(data) if item[0] not in refused]
+    problems += [item for item in unknown_keys(data) if not _under(item[0], refused)]
     try:
         config = Config.model_validate(data)
     except ValidationError as error:

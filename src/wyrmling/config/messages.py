@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from .known import Shape, shape_of, table_at
 from .locations import KeyPath
 from .schema import Config
-from .schema.base import Kinds
+from .schema.base import LARGEST, Kinds
 
 _KINDS_OF_VALUE = {
     "int_type": "a whole number",
@@ -103,6 +103,8 @@ def _text(path: KeyPath, items: list[Any]) -> str:
             return f"{key} must be > {context['gt']:g}, got {shown(value)}"
         case "greater_than_equal":
             return f"{key} must be >= {context['ge']:g}, got {shown(value)}"
+        case "less_than" if context["lt"] == LARGEST:
+            return f"{key} must fit in 64 bits, got {shown(value)}"
         case "less_than":
             return f"{key} must be < {context['lt']:g}, got {shown(value)}"
         case "less_than_equal":

@@ -26,7 +26,7 @@ def cache_directory(config: Config) -> Path:
 
 
 def run_root(config: Config) -> Path:
-    """The folder of the runs: `run_layout.base_dir`, else WYRMLING_RUN_ROOT, else `runs`. It need not exist."""
+    """The folder of the runs: `run_layout.base_dir`, else WYRMLING_RUN_ROOT, else `runs`."""
     if config.run_layout.base_dir is not None:
         return config.run_layout.base_dir
     return _from_environment(RUN_ROOT_VARIABLE) or Path("runs")

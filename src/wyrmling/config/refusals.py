@@ -168,11 +168,14 @@ def changes_nothing(value: Any) -> bool:
 
 def refusals(tree: Node) -> Iterator[tuple[KeyPath, str]]:
     """Every refused key and value of a tree, with what to say about it."""
+    renamed = [path for path, _ in tree.walk() if dotted(path) in RENAMED_KEYS]
+    for path in renamed:
+        yield path, f"{dotted(path)} has a new name: use {RENAMED_KEYS[dotted(path)]}"
     for path, node in tree.walk():
         key = dotted(path)
-        if key in RENAMED_KEYS:
-            yield path, f"{key} has a new name: use {RENAMED_KEYS[key]}"
-        elif key in REFUSED_KEYS:
+        if any(path == new[: len(path)] for new in renamed):
+            continue
+        if key in REFUSED_KEYS:
             yield path, f"{key} {REFUSED_KEYS[key]}"
         elif isinstance(node.value, str) and node.value in REFUSED_VALUES.get(key, {}):
             yield path, f'{key} = "{node.value}" {REFUSED_VALUES[key][node.value]}'

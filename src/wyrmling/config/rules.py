@@ -27,7 +27,7 @@ _PLACEHOLDER = re.compile(r"\{[^{}]+\}")
 
 @dataclass(frozen=True)
 class Problem:
-    """A broken rule: what to say, and the keys it ties together (the first one that was written is blamed)."""
+    """A broken rule: what to say, and the keys it ties together (the first that was written is blamed)."""
 
     text: str
     keys: tuple[str, ...]
@@ -48,13 +48,15 @@ def check(config: Config) -> None:
     Raises:
         RuleError: at least one is broken.
     """
+    sizes = list(_model(config.model))
     problems = [
         *_training(config.training),
         *_launch(config.training),
         *_optimizer(config),
         *_dataset(config),
-        *_model(config.model),
+        *sizes,
         *_positions(config.model),
+        *(() if sizes else _pairs(config.model)),
         *_vocabulary(config),
         *_rest(config),
     ]
@@ -278,9 +280,12 @@ def _positions(model: Model) -> Iterator[Problem]:
                 f"model.alibi_slopes must have model.n_head items ({len(slopes)} and {model.n_head})",
                 ("model.alibi_slopes", "model.n_head"),
             )
-    divisible = not model.total_neurons % model.n_head
+
+
+def _pairs(model: Model) -> Iterator[Problem]:
+    """Rotation turns neurons in pairs, in every layer."""
     odd = [total for total in layer_totals(model) if (total // model.n_head) % 2]
-    if model.rotary_embedding == "rope" and divisible and odd:
+    if model.rotary_embedding == "rope" and odd:
         yield Problem(
             'model.rotary_embedding = "rope" requires an even number of neurons per head '
             f"({odd[0]} neurons / {model.n_head} heads = {odd[0] / model.n_head:g})",

@@ -70,13 +70,20 @@ class Config(Table):
             key = key.rpartition(".")[0]
         return DEFAULT_ORIGIN
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every value, defaults included, as JSON can hold it (paths as text)."""
-        return self.model_dump(mode="json")
+    def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
+        """Every value, defaults included, as JSON can hold it (paths as text).
+
+        Access tokens are left unset unless `secrets` is asked for: what is written into a run is often passed on.
+        """
+        data = self.model_dump(mode="json")
+        for source in (data["dataset"], data["dataset"]["validation"]):
+            if source and not secrets and "token" in source:
+                source["token"] = None
+        return data
 
     def __eq__(self, other: object) -> bool:
         """Equal values are equal configurations, wherever the values come from."""
-        return isinstance(other, Config) and self.to_dict() == other.to_dict()
+        return isinstance(other, Config) and self.to_dict(secrets=True) == other.to_dict(secrets=True)
 
 
 __all__ = [

@@ -103,7 +103,11 @@ class HuggingFaceSource(Variant):
     )
     repo_id: Text = Field(description="`owner/name` of the repository.")
     revision: Text | None = Field(default=None, description="Branch, tag or commit; unset: the newest.")
-    token: Text | None = Field(default=None, description="Access token; unset: HF_TOKEN, else none.")
+    token: Text | None = Field(
+        default=None,
+        repr=False,
+        description="Access token, never written into a run; unset: HF_TOKEN, else none.",
+    )
     format: Literal["jsonl", "text", "parquet", "csv"] = Field(
         default="jsonl", description="Format of the files."
     )
