@@ -33,6 +33,7 @@ bounded.
 """
 
 _TRAINING_PART = 1 << 14  # the library gathers 256 texts at a time
+_PART_BYTES = 1 << 16  # the library needs some 200 bytes of memory for each byte of text it encodes
 _SPECIAL_NAMES = {
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "[BOS]"),
     "eos": (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "[EOS]"),
@@ -45,8 +46,8 @@ class BpeTokenizer(Tokenizer):
 
     Text is text: names of special tokens in it are encoded like any other characters, nothing is truncated,
     padded or dropped at random, whatever the file says. bos, eos and pad are recognized by their well-known
-    names. Decoding a byte-level vocabulary gives back every byte; of another kind, what its decoder makes
-    of the ids.
+    names among the added tokens. Decoding a byte-level vocabulary gives back every byte; of another kind,
+    what its decoder makes of the ids.
 
     Args:
         specification: a `tokenizer.json` document.
@@ -73,14 +74,14 @@ class BpeTokenizer(Tokenizer):
         self._names = [f"<unused {token}>" for token in range(self.vocab_size)]
         for name, token in vocabulary.items():
             self._names[token] = name
+        added = {token["content"]: token["id"] for token in self._added()}
         self.bos_id, self.eos_id, self.pad_id = (
-            next((vocabulary[name] for name in names if name in vocabulary), None)
-            for names in _SPECIAL_NAMES.values()
+            next((added[name] for name in names if name in added), None) for names in _SPECIAL_NAMES.values()
         )
         unknown = self._specification["model"].get("unk_token")
         self.unk_id = vocabulary.get(unknown) if isinstance(unknown, str) else None
         self._special = {token for token in (self.bos_id, self.eos_id, self.pad_id) if token is not None}
-        self._special |= {added["id"] for added in self._added() if added.get("special")}
+        self._special |= {token["id"] for token in self._added() if token.get("special")}
         self._byte_level = ByteLevel.of(self._specification, self._names, self._special)
 
     @classmethod
@@ -114,15 +115,23 @@ class BpeTokenizer(Tokenizer):
         return cls(json.loads(backend.to_str()), normalize=steps)
 
     def encode(self, text: bytes | str | np.ndarray, *, origin: str = "text", offset: int = 0) -> np.ndarray:
-        """See `Tokenizer.encode`. Merges do not reach from one call into the next."""
+        """See `Tokenizer.encode`. Merges do not reach from one call into the next, nor, in a byte-level
+        vocabulary, over the ends of parts of 64 KiB, which keep the memory of the library small.
+        """
         read = read_text(text, self.kind, origin=origin, offset=offset)
         characters = normalize_text(read, self.normalize)
-        try:
-            encoding = self._backend.encode(characters, add_special_tokens=False)
-        except Exception as error:  # such as a character that is in no token, with no <unk>
-            raise DataError(f"{origin}: cannot be encoded ({' '.join(str(error).split())})") from error
-        ids = np.array(encoding.ids, dtype=np.int64)
-        lost = self._lost(characters, encoding.offsets, ids)
+        ids: list[int] = []
+        lost: dict[str, int] = {}
+        start = 0
+        for part in self._parts(characters):
+            try:
+                encoding = self._backend.encode(part, add_special_tokens=False)
+            except Exception as error:  # such as a character that is in no token, with no <unk>
+                raise DataError(f"{origin}: cannot be encoded ({' '.join(str(error).split())})") from error
+            ids += encoding.ids
+            for character, index in self._lost(part, encoding).items():
+                lost.setdefault(character, start + index)
+            start += len(part)
         if lost:
             raise unknown_characters(
                 lost,
@@ -133,18 +142,26 @@ class BpeTokenizer(Tokenizer):
                 vocabulary=f"the vocabulary of {self.vocab_size} tokens, which has no <unk>",
                 advice="choose another vocabulary, or the byte tokenizer",
             )
-        return ids
+        return np.array(ids, dtype=np.int64)
 
-    def _lost(self, text: str, offsets: list[tuple[int, int]], ids: np.ndarray) -> dict[str, int]:
+    def _parts(self, text: str) -> Iterator[str]:
+        """The text as it goes into the library: cut where nothing is added at the start of each part."""
+        if self._byte_level is None or not self._byte_level.exact or len(text) <= _PART_BYTES // 4:
+            yield text
+            return
+        for part in cut([text.encode("utf-8")], _PART_BYTES):
+            yield part.decode("utf-8")
+
+    def _lost(self, text: str, encoding: Any) -> dict[str, int]:
         """Characters that the library left out without a word, and where each occurs first."""
         if self.unk_id is not None or self._specification["model"].get("byte_fallback"):
             return {}
         if self._byte_level is not None:
-            return self._byte_level.lost(text, ids)
+            return self._byte_level.lost(text, encoding.ids)
         edges = np.zeros(len(text) + 1, dtype=np.int64)
-        if offsets:
-            np.add.at(edges, [start for start, _ in offsets], 1)
-            np.add.at(edges, [end for _, end in offsets], -1)
+        for start, end in encoding.offsets:
+            edges[start] += 1
+            edges[end] -= 1
         found: dict[str, int] = {}
         for index in np.flatnonzero(np.cumsum(edges[:-1]) == 0):
             if not text[index].isspace():

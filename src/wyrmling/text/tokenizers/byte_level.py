@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 
 def byte_alphabet() -> dict[str, int]:
     """The character that stands for each byte: printable Latin-1 for itself, the rest counted from U+0100
@@ -71,11 +69,11 @@ class ByteLevel:
         missing = frozenset(byte for character, byte in alphabet.items() if character not in present)
         return cls(tuple(texts), missing, exact)
 
-    def lost(self, text: str, ids: np.ndarray) -> dict[str, int]:
+    def lost(self, text: str, ids: Sequence[int]) -> dict[str, int]:
         """Characters of `text` with a byte that no token holds, and where each occurs first."""
         if not self.missing:
             return {}
-        if sum(len(self.texts[token]) for token in ids.tolist()) == len(text.encode("utf-8")):
+        if sum(len(self.texts[token]) for token in ids) == len(text.encode("utf-8")):
             return {}
         found: dict[str, int] = {}
         for index, character in enumerate(text):
