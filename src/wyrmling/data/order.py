@@ -16,6 +16,7 @@ targets the last `length`. So a split of n tokens has the n - 1 targets 1 .. n-1
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -128,12 +129,16 @@ class EpochWindows:
         self.count = 1 - (self._longest - self.targets) // block_size
         self.steps_per_epoch = -(-self.count // global_rows)
         self._key = hash_int("epoch windows", seed, split_name)
+        self._of_epoch = lru_cache(maxsize=2)(self._draw)
 
     def first_length(self, epoch: int) -> int:
         """Targets in the first window of `epoch`: the cut that moves all later borders."""
         choices = self._longest - self._shortest + 1
         draw = uniform_integers(hash_key(self._key, "first length", epoch), choices)
         return self._shortest + int(draw)
+
+    def _draw(self, epoch: int) -> tuple[int, KeyedPermutation]:
+        return self.first_length(epoch), KeyedPermutation(self.count, self._key, "permutation", epoch)
 
     def windows(self, step: int, rows: Rows) -> Windows:
         """Windows of `rows` at `step`.
@@ -143,10 +148,9 @@ class EpochWindows:
         """
         _check_rows(rows, self.global_rows)
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        first = self.first_length(epoch)
+        first, permutation = self._of_epoch(epoch)
         places = step_in_epoch * self.global_rows + rows
         real = places < self.count
-        permutation = KeyedPermutation(self.count, self._key, "permutation", epoch)
         number = permutation(np.where(real, places, 0))
         starts = np.where(number == 0, 0, first + (number - 1) * self.block_size)
         lengths = np.minimum(np.where(number == 0, first, self.block_size), self.targets - starts)

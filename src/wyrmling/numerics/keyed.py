@@ -116,12 +116,14 @@ class KeyedPermutation:
         bits = max((n - 1).bit_length(), 2)
         self._half = U64((bits + 1) // 2)
         self._low = U64((1 << int(self._half)) - 1)
-        self._round_keys = [hash_int("feistel", r, *key) for r in range(self._ROUNDS)]
+        # Hashed once more here, so that a round only has to mix the half into it: hash_key(key of the round, half).
+        self._round_keys = [hash_key(hash_int("feistel", r, *key)) for r in range(self._ROUNDS)]
 
     def _encrypt(self, x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         left, right = x >> self._half, x & self._low
-        for round_key in self._round_keys:
-            left, right = right, left ^ (hash_key(round_key, right) & self._low)
+        with np.errstate(over="ignore"):
+            for round_key in self._round_keys:
+                left, right = right, left ^ (_mix((round_key ^ right) + U64(_GAMMA)) & self._low)
         return (left << self._half) | right
 
     def __call__(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

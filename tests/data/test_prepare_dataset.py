@@ -1,0 +1,395 @@
+"""From a configuration to checked splits, with real sources and tokenizers."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wyrmling.config import Config
+from wyrmling.config.load import config_from_dict
+from wyrmling.data.batches import BatchLoader, target_bytes
+from wyrmling.data.dataset import Dataset, prepare_dataset
+from wyrmling.data.order import EpochWindows, SequentialWindows
+from wyrmling.data.store import Split
+from wyrmling.errors import DataError
+from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer
+
+CHAR = {"type": "char", "include_unknown": False}
+
+
+def configured(folder: Path, *, block_size: int = 4, **dataset: Any) -> Config:
+    """A configuration of local text (or what `dataset` says) with its cache in `folder`."""
+    table = {
+        "type": "local_text",
+        "path": str(folder / "s.txt"),
+        "cache_dir": str(folder / "cache"),
+        **dataset,
+    }
+    return config_from_dict({"dataset": table, "training": {"block_size": block_size}})
+
+
+def write(folder: Path, text: str | bytes, name: str = "s.txt") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def text_of(split: Split | None, dataset: Dataset) -> str:
+    assert split is not None
+    return dataset.tokenizer.decode(split.read(0, len(split)))
+
+
+def token_files(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "tokens").glob("*.tokens"))
+
+
+def one_line(caught: pytest.ExceptionInfo[DataError]) -> str:
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("extra", [-12, 0])
+def test_a_corpus_shorter_than_a_block_is_refused(tmp_path: Path, extra: int) -> None:
+    """D1: `hello` with blocks of 16, and exactly one block: the target of the last token is missing."""
+    path = write(tmp_path, "x" * (16 + extra))
+    with pytest.raises(DataError) as caught:
+        prepare_dataset(configured(tmp_path, block_size=16, train_split_ratio=1.0))
+    message = one_line(caught)
+    for part in (
+        path.as_posix(),
+        "train split",
+        f"has {16 + extra} tokens",
+        "block_size = 16",
+        "at least 17",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize("extra", [1, 2])
+def test_one_block_and_a_target_are_enough(tmp_path: Path, extra: int) -> None:
+    """D1: block + 1 tokens train."""
+    write(tmp_path, "x" * (16 + extra))
+    dataset = prepare_dataset(configured(tmp_path, block_size=16, train_split_ratio=1.0))
+    assert len(dataset.train) == 16 + extra
+    assert dataset.validation is None
+    assert EpochWindows(len(dataset.train), 16, 4, 0, "train").steps_per_epoch == 1
+
+
+def test_a_validation_part_shorter_than_a_block_is_refused(tmp_path: Path) -> None:
+    """D1: the training part is long enough, the last tenth is not."""
+    path = write(tmp_path, "x" * 100)
+    with pytest.raises(DataError) as caught:
+        prepare_dataset(configured(tmp_path, block_size=16))
+    message = one_line(caught)
+    for part in (path.as_posix(), "validation split has 10 tokens", "at least 17", "train_split_ratio"):
+        assert part in message
+
+
+def test_a_validation_source_shorter_than_a_block_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "x" * 100)
+    path = write(tmp_path, "y" * 10, "v.txt")
+    table = {"type": "local_text", "path": str(path)}
+    with pytest.raises(DataError, match=r"v\.txt: the validation split has 10 tokens"):
+        prepare_dataset(configured(tmp_path, block_size=16, validation=table))
+
+
+def test_an_empty_file_is_refused_and_no_token_file_is_made(tmp_path: Path) -> None:
+    """D2."""
+    path = write(tmp_path, "")
+    for tokenizer in ({"type": "byte"}, CHAR, {"type": "bpe", "vocab_size": 300}):
+        with pytest.raises(DataError) as caught:
+            prepare_dataset(configured(tmp_path, tokenizer=tokenizer))
+        assert path.as_posix() in one_line(caught)
+    left = [file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    assert [name for name in left if not name.endswith(".lock")] == []
+
+
+def test_empty_documents_are_skipped_and_counted_in_one_note(tmp_path: Path) -> None:
+    """D2: one empty line among 100 good ones; and records with empty text."""
+    write(tmp_path, "".join(f"line {i}\n" if i != 50 else "\n" for i in range(101)))
+    dataset = prepare_dataset(configured(tmp_path, documents="line"))
+    assert [note for note in dataset.notes if "empty" in note] == ["1 empty document skipped"]
+    assert len(dataset.train.store.document_starts) == 100
+    records = ['{"text": ""}\n'] * 3 + ['{"text": "abc"}\n'] * 30
+    path = write(tmp_path, "".join(records), "r.jsonl")
+    dataset = prepare_dataset(configured(tmp_path, type="jsonl", path=str(path)))
+    assert [note for note in dataset.notes if "empty" in note] == ["3 empty documents skipped"]
+    only_empty = write(tmp_path, '{"text": ""}\n' * 5, "e.jsonl")
+    with pytest.raises(DataError, match=r"e\.jsonl"):
+        prepare_dataset(configured(tmp_path, type="jsonl", path=str(only_empty)))
+
+
+def test_a_validation_character_outside_the_vocabulary_is_found_at_once(tmp_path: Path) -> None:
+    """D4: the vocabulary is that of the training part; the error lists the character and where it is."""
+    write(tmp_path, "abc" * 30 + "abé" + "abc" * 2)
+    with pytest.raises(DataError) as caught:
+        prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    message = one_line(caught)
+    for part in ("s.txt", "'é' (U+00E9)", "92", "training text"):
+        assert part in message
+    assert token_files(tmp_path) == []
+
+
+def test_unknown_characters_are_counted_where_the_vocabulary_has_an_id_for_them(tmp_path: Path) -> None:
+    """D4: the documented fallback."""
+    write(tmp_path, "abc" * 30 + "éé" + "abc" * 2)
+    dataset = prepare_dataset(configured(tmp_path, tokenizer={"type": "char"}))
+    assert "2 of 98 tokens are unknown to the vocabulary" in dataset.notes
+    assert isinstance(dataset.tokenizer, CharTokenizer)
+    assert dataset.tokenizer.characters == "abc"
+
+
+@given(st.text("aé漢🐉\n", min_size=12, max_size=60), st.sampled_from([0.5, 0.6, 0.75, 0.8]))
+def test_the_vocabulary_of_a_ratio_is_exactly_that_of_the_training_tokens(
+    tmp_path_factory: pytest.TempPathFactory, text: str, ratio: float
+) -> None:
+    """However many bytes the characters have: nothing of the validation part leaks in, nothing is missing."""
+    folder = tmp_path_factory.mktemp("vocabulary")
+    write(folder, text)
+    table = {"type": "char"}
+    config = configured(folder, block_size=1, tokenizer=table, train_split_ratio=ratio)
+    dataset = prepare_dataset(config)
+    train = text[: round(len(text) * ratio)]
+    assert isinstance(dataset.tokenizer, CharTokenizer)
+    assert set(dataset.tokenizer.characters) == set(train)
+    assert text_of(dataset.train, dataset) == train
+    assert dataset.validation is not None
+    assert len(dataset.train) + len(dataset.validation) == len(text)
+
+
+@given(st.lists(st.text("abé", min_size=1, max_size=9), min_size=2, max_size=9), st.floats(0.05, 0.95))
+def test_a_split_by_documents_cuts_between_documents(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ratio: float
+) -> None:
+    """The first round(n x ratio) documents train, at least one on each side; the vocabulary is theirs."""
+    folder = tmp_path_factory.mktemp("documents")
+    write(folder, "".join(f"{line}\n" for line in lines))
+    dataset = prepare_dataset(
+        configured(
+            folder,
+            block_size=1,
+            documents="line",
+            split="documents",
+            train_split_ratio=ratio,
+            tokenizer={"type": "char"},
+        )
+    )
+    first = min(max(round(len(lines) * ratio), 1), len(lines) - 1)
+    train = "".join(f"{line}\n" for line in lines[:first])
+    assert text_of(dataset.train, dataset) == train
+    assert isinstance(dataset.tokenizer, CharTokenizer)
+    assert set(dataset.tokenizer.characters) == set(train)
+    assert dataset.validation is not None
+    assert dataset.validation.document_starts.tolist()[0] == 0
+    assert len(dataset.validation.document_starts) == len(lines) - first
+
+
+def test_one_document_cannot_be_split_by_documents(tmp_path: Path) -> None:
+    write(tmp_path, "x" * 100)
+    for tokenizer in ({"type": "byte"}, CHAR):
+        with pytest.raises(DataError, match=r'needs two documents or more, found 1.*split = "ratio"'):
+            prepare_dataset(configured(tmp_path, split="documents", tokenizer=tokenizer))
+
+
+def test_a_validation_source_is_used_and_all_of_the_training_source_trains(tmp_path: Path) -> None:
+    write(tmp_path, "train " * 20)
+    path = write(tmp_path, "other " * 5, "v.txt")
+    table = {"type": "local_text", "path": str(path)}
+    dataset = prepare_dataset(configured(tmp_path, validation=table, train_split_ratio=0.5))
+    assert text_of(dataset.train, dataset) == "train " * 20
+    assert text_of(dataset.validation, dataset) == "other " * 5
+    assert any("train_split_ratio is not used" in note for note in dataset.notes)
+    assert not any(
+        "train_split_ratio" in n for n in prepare_dataset(configured(tmp_path, validation=table)).notes
+    )
+
+
+def test_validating_on_the_training_text_is_noted(tmp_path: Path) -> None:
+    write(tmp_path, "train " * 20)
+    table = {"type": "local_text", "path": str(write(tmp_path, "train " * 20, "v.txt"))}
+    notes = prepare_dataset(configured(tmp_path, validation=table)).notes
+    assert any("validation text is the training text" in note for note in notes)
+
+
+def test_validation_files_of_a_repository_are_used(tmp_path: Path) -> None:
+    for name, word in (("train.jsonl", "one"), ("valid.jsonl", "two")):
+        write(tmp_path, f"{json.dumps({'text': word * 10})}\n", name)
+    table = {
+        "type": "hugging_face",
+        "repo_id": "a/b",
+        "local_dir": str(tmp_path),
+        "cache_dir": str(tmp_path / "c"),
+    }
+    table["validation_files"] = ["valid.jsonl"]
+    dataset = prepare_dataset(config_from_dict({"dataset": table, "training": {"block_size": 4}}))
+    assert text_of(dataset.train, dataset) == "one" * 10 + "\n"
+    assert text_of(dataset.validation, dataset) == "two" * 10 + "\n"
+
+
+def test_the_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
+    """Tokenizer and tokens are made once; another text, tokenizer or ratio of a vocabulary makes others."""
+    write(tmp_path, "abcabd" * 20)
+    made: list[int] = []
+
+    def prepare(**dataset: Any) -> Dataset:
+        made.clear()
+        return prepare_dataset(configured(tmp_path, **dataset), progress=lambda done, _: made.append(done))
+
+    first = prepare(tokenizer=CHAR)
+    assert made == [120]
+    again = prepare(tokenizer=CHAR)
+    assert made == []
+    assert again.fingerprint == first.fingerprint
+    assert again.notes == first.notes
+    prepare(tokenizer={"type": "byte"})
+    assert made == [120]
+    write(tmp_path, "abcabd" * 30)
+    assert prepare(tokenizer=CHAR).fingerprint != first.fingerprint
+    assert made == [180]
+
+
+def test_damaged_cache_files_are_built_anew(tmp_path: Path) -> None:
+    write(tmp_path, "abcabd" * 20)
+    first = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    (path,) = token_files(tmp_path)
+    good = path.read_bytes()
+    path.write_bytes(good[:-1])
+    (vocabulary,) = (tmp_path / "cache" / "tokenizers").glob("*.json")
+    vocabulary.write_text('{"half')
+    again = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert again.fingerprint == first.fingerprint
+    assert [n for n in again.notes if n not in first.notes] == [
+        f"tokens built anew: token file {path} is damaged (it has {len(good) - 1} bytes instead of {len(good)})"
+    ]
+    assert path.read_bytes() == good
+    assert prepare_dataset(configured(tmp_path, tokenizer=CHAR)).notes == first.notes
+
+
+def test_a_given_tokenizer_is_used_and_none_is_trained(tmp_path: Path) -> None:
+    """A resumed run keeps its vocabulary, whatever the text has become."""
+    write(tmp_path, "abc" * 20)
+    given = CharTokenizer("abcdef", include_unknown=False)
+    dataset = prepare_dataset(configured(tmp_path, tokenizer=CHAR), tokenizer=given)
+    assert dataset.tokenizer is given
+    assert dataset.train.store.vocab_size == 6
+    assert not (tmp_path / "cache" / "tokenizers").exists()
+
+
+def test_the_fingerprint_tells_text_tokenizer_and_split_and_not_where_things_lie(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+        write(folder, "abcabd" * 20)
+    other = write(tmp_path, "abcabd" * 19 + "abcabc", "other.txt")
+    variants: list[dict[str, Any]] = [
+        {},
+        {"train_split_ratio": 0.8},
+        {"train_split_ratio": 1.0},
+        {"tokenizer": {"type": "byte", "add_special_tokens": True}},
+        {"tokenizer": CHAR},
+        {"path": str(other)},
+    ]
+    fingerprints = [prepare_dataset(configured(folders[0], **variant)).fingerprint for variant in variants]
+    assert len(set(fingerprints)) == len(variants)
+    assert prepare_dataset(configured(folders[1])).fingerprint == fingerprints[0]
+
+
+def test_texts_in_memory_are_the_same_dataset_as_files(tmp_path: Path) -> None:
+    tokenizer = ByteTokenizer(add_special_tokens=True)
+    path = write(tmp_path, "one\ntwö\n")
+    table = {"type": "local_text", "path": str(write(tmp_path, "three" * 9, "v.txt"))}
+    special = {"type": "byte", "add_special_tokens": True}
+    on_disk = prepare_dataset(
+        configured(tmp_path, path=str(path), documents="line", validation=table, tokenizer=special)
+    )
+    in_memory = Dataset.from_texts(["one\n", "twö\n"], "three" * 9, tokenizer=tokenizer)
+    assert in_memory.fingerprint == on_disk.fingerprint
+    assert in_memory.train.read(0, 10).tolist() == on_disk.train.read(0, 10).tolist()
+    assert in_memory.train.document_starts.tolist() == [0, 5]
+    in_memory.check(4)
+    with pytest.raises(DataError, match="given data: the train split has 11 tokens"):
+        in_memory.check(11)
+
+
+def test_ids_in_memory_are_taken_as_they_are() -> None:
+    """Also for a tokenizer of text: the ids are those it would give."""
+    tokenizer = ByteTokenizer()
+    dataset = Dataset.from_tokens(np.array([1, 2, 255], dtype=np.uint8), tokenizer=tokenizer)
+    assert dataset.train.read(0, 3).tolist() == [1, 2, 255]
+    assert dataset.validation is None
+    many = Dataset.from_tokens(
+        [np.array([1, 2]), np.array([3])], np.arange(5), tokenizer=PretokenizedTokenizer(10, eos_id=9)
+    )
+    assert many.train.read(0, 5).tolist() == [1, 2, 9, 3, 9]
+    assert text_of(many.validation, many) == "0 1 2 3 4"
+    with pytest.raises(DataError, match=r"validation document 1: token 2 is 10, outside the vocabulary"):
+        Dataset.from_tokens(
+            np.arange(5), [np.arange(3), np.array([1, 2, 10])], tokenizer=PretokenizedTokenizer(10)
+        )
+
+
+@pytest.mark.parametrize("texts", ["", [], ["", ""]])
+def test_no_text_in_memory_is_refused(texts: Any) -> None:
+    with pytest.raises(DataError, match="nothing to train on"):
+        Dataset.from_texts(texts, tokenizer=ByteTokenizer())
+
+
+def test_half_a_surrogate_pair_is_no_text() -> None:
+    with pytest.raises(DataError, match=r"train text 1: .*surrogate"):
+        Dataset.from_texts(["fine", "a\ud800"], tokenizer=ByteTokenizer())
+
+
+def test_pretokenized_files_train_and_bad_ids_are_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "good.npy", np.arange(50, dtype=np.uint16) % 7)
+    np.save(tmp_path / "bad.npy", np.array([1, 2, 7]))
+    table: dict[str, Any] = {"type": "pretokenized", "tokenizer": {"type": "pretokenized", "vocab_size": 7}}
+    dataset = prepare_dataset(configured(tmp_path, path=str(tmp_path / "good.npy"), **table))
+    assert dataset.train.read(0, 8).tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
+    with pytest.raises(DataError, match=r"bad\.npy: token id 7 at position 2"):
+        prepare_dataset(configured(tmp_path, path=str(tmp_path / "bad.npy"), **table))
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [{"type": "byte"}, CHAR, {"type": "bpe", "vocab_size": 300}], ids=lambda t: str(t["type"])
+)
+def test_text_comes_through_files_tokens_windows_and_batches_unharmed(
+    tmp_path: Path, tokenizer: dict[str, Any]
+) -> None:
+    """The whole way with real parts: the targets of a sequential pass and of an epoch decode to the text."""
+    text = "".join(f"Löwe {i * i} frißt 漢字.\r\n" for i in range(40))
+    write(tmp_path, text)
+    dataset = prepare_dataset(configured(tmp_path, block_size=13, tokenizer=tokenizer, train_split_ratio=1.0))
+    n, rows, block = len(dataset.train), 3, 13
+    order = SequentialWindows(n, block, rows)
+    loader = BatchLoader(dataset.train, order, block)
+    batches = [loader.batch(step, range(rows)) for step in range(order.steps)]
+    ids = np.concatenate([batch.targets[row].numpy() for row in range(rows) for batch in batches])
+    ids = np.concatenate([dataset.train.read(0, 1), ids[ids >= 0]])
+    assert dataset.tokenizer.decode(ids) == text
+    lengths = dataset.tokenizer.byte_lengths()
+    assert lengths is not None
+    total = sum(target_bytes(batch.targets, lengths) for batch in batches)
+    assert total + int(lengths[ids[0]]) == len(text.encode())
+    epochs = EpochWindows(n, block, rows, 5, "train")
+    loader = BatchLoader(dataset.train, epochs, block)
+    steps = range(epochs.steps_per_epoch, 2 * epochs.steps_per_epoch)
+    seen = np.concatenate([loader.batch(step, range(rows)).targets.numpy().ravel() for step in steps])
+    np.testing.assert_array_equal(np.sort(seen[seen >= 0]), np.sort(ids[1:]))
+
+
+def test_the_default_dataset_can_be_prepared(tmp_path: Path) -> None:
+    """No table at all: the text of a package, where it is installed."""
+    config = config_from_dict({"dataset": {"cache_dir": str(tmp_path)}})
+    if not list(metadata.distributions(name=config.dataset.package)):
+        pytest.skip("the optional package with text is not installed")
+    dataset = prepare_dataset(config)
+    assert dataset.tokenizer.kind == "byte"
+    assert dataset.validation is not None
+    assert len(dataset.train) > 8 * len(dataset.validation)
