@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from ..config.schema.model import GeometricFanout, LateLayerFanout
+from ..config.fanout import layer_totals
 from ..config.schema.model import Model as ModelConfig
-
-
-def fanout(config: ModelConfig) -> tuple[int, ...]:
-    """Neurons of all heads together, per layer (the described system's latent fan-out schedules).
-
-    `late_layer`: the base width, then all neurons in the last layers. `geometric`: from the least to all neurons by
-    a constant factor, snapped to the nearer multiple of lcm(D, H), the first and last layer exact.
-    """
-    layers, widest, schedule = config.n_layer, config.total_neurons, config.latent_fanout_schedule
-    if schedule is None:
-        return (widest,) * layers
-    if isinstance(schedule, LateLayerFanout):
-        first_wide = layers - schedule.last_layers
-        return tuple(widest if i >= first_wide else schedule.base_latent_total for i in range(layers))
-    assert isinstance(schedule, GeometricFanout)
-    quantum = math.lcm(config.n_embd, config.n_head)
-    return tuple(_geometric(i, layers, schedule.min_latent_total, widest, quantum) for i in range(layers))
-
-
-def _geometric(layer: int, layers: int, least: int, widest: int, quantum: int) -> int:
-    if layers <= 1 or layer == layers - 1:
-        return widest
-    if layer == 0:
-        return least
-    raw = min(max(round(least * (widest / least) ** (layer / (layers - 1))), least), widest)
-    lower = max(raw // quantum * quantum, least)
-    upper = min(lower + quantum, widest)
-    return lower if raw - lower <= upper - raw else upper
 
 
 @dataclass(frozen=True)
@@ -58,7 +29,7 @@ class Geometry:
             width=config.n_embd,
             heads=heads,
             neurons=config.neurons_per_head,
-            layer_neurons=tuple(total // heads for total in fanout(config)),
+            layer_neurons=tuple(total // heads for total in layer_totals(config)),
             vocab_size=vocab_size,
             key_factor=2 if config.rotary_embedding == "pope" else 1,
         )

@@ -78,7 +78,8 @@ class PhaseTable:
             start: int64 [B] on the CPU, the position of each row's first token.
         Returns: complex [length, P] if all rows start together, else [B, 1, length, P] (to broadcast over heads).
         """
-        with torch.no_grad():
+        # tables outlive the call: made under inference mode they could not be used in training afterwards
+        with torch.inference_mode(False), torch.no_grad():
             first = self._first(length, dtype, device)
             begin = start[:1] if bool((start == start[0]).all()) else start
             if len(begin) == 1 and int(begin[0]) == 0:

@@ -6,17 +6,16 @@ no gradient. The same windows are read every time, so that two validations can b
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ..data.batches import BatchLoader, target_bytes
 from ..data.dataset import Split
 from ..data.order import RandomWindows, SequentialWindows
+from ..generation.mode import evaluating
 from ..model import Model, State
 from ..text.tokenizers import Tokenizer
 from .machine import Machine
@@ -30,7 +29,6 @@ class Evaluation:
         loss: nats per token.
         targets: tokens that were predicted.
         text_bytes: bytes of text that they stand for; None where tokens have no fixed length in bytes.
-        seconds: time taken.
         complete: False when a stop was requested half-way.
     """
 
@@ -50,19 +48,6 @@ class Evaluation:
         if not self.text_bytes:
             return None
         return self.loss * self.targets / math.log(2) / self.text_bytes
-
-
-@contextlib.contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; the mode of every module is put back, whatever happens."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.inference_mode():
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def validate(

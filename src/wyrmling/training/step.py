@@ -17,6 +17,7 @@ from ..errors import DivergedError
 from ..model import Model
 from ..numerics.dropout import Dropout
 from ..optim import Limits, clip, first_nonfinite, scale
+from ..watch.profile import StageProfile
 from .machine import Machine
 
 
@@ -50,6 +51,7 @@ def optimizer_step(
     dropout: float,
     seed: int,
     limits: Limits,
+    profile: StageProfile,
 ) -> StepOutcome:
     """Forward and backward over the micro-batches of optimizer step `step` (from 1), then one update.
 
@@ -62,20 +64,23 @@ def optimizer_step(
     loss_sum = torch.zeros((), dtype=torch.float64 if machine.device.type != "mps" else torch.float32, device=machine.device)
     for batch in batches:
         key = Dropout(dropout, seed, step, tuple(batch.rows.tolist())) if dropout else None
-        with machine.autocast():
+        with profile.stage("forward"), machine.autocast():
             hidden, _ = model(batch.tokens.to(machine.device), dropout=key, carry=False)
             loss = model.loss_sum(hidden, batch.targets.to(machine.device))
-        loss.backward()
+        with profile.stage("backward"):
+            loss.backward()
         loss_sum += loss.detach()
-    parameters = list(model.parameters())
-    scale(parameters, 1.0 / max(targets, 1))
-    norm = clip(parameters, **limits)
-    if not math.isfinite(norm):
-        raise _diverged(model, step, float(loss_sum), rate)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    with profile.stage("optimizer"):
+        parameters = list(model.parameters())
+        scale(parameters, 1.0 / max(targets, 1))
+        norm = clip(parameters, **limits)
+        if not math.isfinite(norm):
+            raise _diverged(model, step, float(loss_sum), rate)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    profile.step_done()
     return StepOutcome(loss_sum, targets, norm)
 
 

@@ -1,0 +1,1 @@
+"""Measurements against a plain implementation, interleaved, as ratios of medians."""

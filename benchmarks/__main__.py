@@ -1,0 +1,5 @@
+"""`python -m benchmarks`: everything, as Markdown tables."""
+
+from .speed import main
+
+main()

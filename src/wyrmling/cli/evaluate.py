@@ -1,0 +1,61 @@
+"""`wyrmling evaluate`: how well a trained model predicts a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def evaluate(
+    run: Annotated[
+        str, typer.Argument(help="A run's name or folder, or `latest`.", metavar="RUN")
+    ] = "latest",
+    text: Annotated[Path | None, typer.Option(help="A file to evaluate on, instead of the run's own data.")] = None,
+    split: Annotated[
+        Literal["validation", "train"], typer.Option(help="Which split of the run's data.")
+    ] = "validation",
+    state: Annotated[
+        Literal["carry", "reset"],
+        typer.Option(help="Carry the state through the text, or start every block anew."),
+    ] = "carry",
+    checkpoint: Annotated[str, typer.Option(help="latest, best, or a step.")] = "latest",
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Shares of the text that are read side by side.")
+    ] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per block; default: as in training.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Loss, perplexity and bits per byte over every token of a text, each exactly once."""
+    from .choices import checkpoint_step
+
+    step = checkpoint_step(checkpoint)
+
+    from ..training import evaluate as run_evaluation
+    from ..training import load_run
+
+    loaded = load_run(run, checkpoint=step)
+    found = run_evaluation(
+        loaded, text=text, split=split, carry_state=state == "carry", rows=rows, block_size=block_size
+    )
+    figures = {
+        "run": loaded.run.name,
+        "step": loaded.step,
+        "text": split if text is None else str(text),
+        "state": state,
+        "tokens": found.targets,
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+    }
+    if json:
+        import json as writer
+
+        typer.echo(writer.dumps(figures))
+        return
+    typer.echo(f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}), {found.targets:,} tokens")
+    typer.echo(f"loss           {found.loss:.4f} nats per token")
+    typer.echo(f"perplexity     {found.perplexity:.3f}")
+    if found.bits_per_byte is not None:
+        typer.echo(f"bits per byte  {found.bits_per_byte:.4f}")

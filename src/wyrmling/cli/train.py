@@ -1,0 +1,73 @@
+"""`wyrmling train`: train a model, or go on training one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+
+def train(
+    configs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG]...", help="TOML files or recipe names, laid over each other."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; repeatable.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Go on with a run: its name, its folder, or `latest`."),
+    ] = None,
+    allow_inexact: Annotated[
+        bool, typer.Option(help="Resume even where this machine cannot continue bit for bit.")
+    ] = False,
+    track: Annotated[bool, typer.Option(help="Write TensorBoard files too (needs the extra `track`).")] = False,
+) -> None:
+    """Train a model on your text. Without arguments: the recipe `shakespeare`, about three minutes."""
+    config = _resumed(resume, configs, overrides) if resume is not None else _configured(configs, overrides)
+
+    from ..training import train as run_training
+    from ..watch.console import ConsoleReporter
+    from ..watch.events import Callback
+
+    console = ConsoleReporter()
+    callbacks: list[Callback] = [console]
+    if track:
+        from ..watch.tensorboard import TensorBoardWriter
+
+        callbacks.append(TensorBoardWriter())
+    try:
+        result = run_training(
+            config, callbacks=callbacks, allow_inexact=allow_inexact, preparing=console.preparing
+        )
+    finally:
+        console.close()
+    raise typer.Exit(result.exit_code)
+
+
+def _configured(configs: list[str] | None, overrides: list[str] | None) -> Config:
+    from ..config import load_config
+
+    return load_config(configs or (), overrides or ())
+
+
+def _resumed(run: str, configs: list[str] | None, overrides: list[str] | None) -> Config:
+    """The configuration of a run that goes on, with what --set changes."""
+    if configs:
+        raise ConfigError(
+            f"--resume takes the run's own configuration: leave {configs[0]} out, and change what may change with --set"
+        )
+    from ..config import with_overrides
+    from ..runs import find_run
+
+    directory = find_run(run)
+    path = str(directory.path).replace("\\", "/")
+    launch = ["training.launch_mode=resume_exact_run", f'training.resume_run_dir="{path}"']
+    cleared = ["training.init_checkpoint_path=none", "training.init_checkpoint_step=none"]
+    return with_overrides(directory.training_config(), [*cleared, *launch, *(overrides or [])])

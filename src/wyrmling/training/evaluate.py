@@ -1,0 +1,67 @@
+"""The evaluation of a trained model: on a split of its data, or on any text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from ..data.dataset import Dataset, prepare_dataset
+from ..data.store import Split
+from ..errors import DataError
+from .evaluation import Evaluation, evaluate_split
+from .run import LoadedRun
+
+
+def evaluate(
+    loaded: LoadedRun,
+    *,
+    text: str | Path | None = None,
+    split: Literal["train", "validation"] = "validation",
+    carry_state: bool = True,
+    rows: int | None = None,
+    block_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """The loss over every token of a text exactly once (but the first, which nothing predicts).
+
+    Args:
+        text: a file to evaluate on; None takes a split of the run's data.
+        carry_state: read on with a living state through the whole text; False starts every block anew.
+        rows: shares of the text that are read side by side; default 1 for a file, the training batch for a split.
+        block_size: tokens per block; default the training block.
+    Raises:
+        DataError: no such file or split, a text of fewer than two tokens, characters outside the vocabulary.
+    """
+    training = loaded.config.training
+    chosen = _file(loaded, Path(text)) if text is not None else _split(loaded, split)
+    return evaluate_split(
+        loaded.model,
+        chosen,
+        loaded.tokenizer,
+        loaded.machine,
+        block_size=block_size or training.block_size,
+        rows=rows or (1 if text is not None else training.batch_size),
+        carry_state=carry_state,
+        progress=progress,
+    )
+
+
+def _split(loaded: LoadedRun, name: str) -> Split:
+    dataset = prepare_dataset(loaded.config, tokenizer=loaded.tokenizer)
+    split = dataset.train if name == "train" else dataset.validation
+    if split is None:
+        raise DataError(
+            f"{loaded.run.name} has no validation split (dataset.train_split_ratio is 1): give a text with --text, or "
+            "evaluate the training split with --split train"
+        )
+    return split
+
+
+def _file(loaded: LoadedRun, path: Path) -> Split:
+    if not path.is_file():
+        raise DataError(f"there is no file {path} to evaluate on; check --text")
+    ids = loaded.tokenizer.encode(path.read_bytes(), origin=str(path))
+    if len(ids) < 2:
+        raise DataError(f"{path} holds {len(ids)} tokens: nothing to predict; at least 2 are needed")
+    return Dataset.from_tokens(ids, tokenizer=loaded.tokenizer).train

@@ -1,0 +1,142 @@
+"""Where a run starts from: nothing, itself, or another run's weights.
+
+    fresh                                a new run
+    resume_exact_run                     the run `training.resume_run_dir` goes on, bit for bit
+    resume_latest_checkpoint_if_present  `latest` goes on if there is one; refused when it is a run of another
+                                         configuration
+    init_from_checkpoint                 a new run with the weights of `training.init_checkpoint_path`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint, checkpoint_path, list_checkpoints, locate_checkpoint, newest_good, read_checkpoint
+from ..config import Config
+from ..config.paths import run_root
+from ..errors import CheckpointError, ConfigError
+from ..runs import RunDirectory, find_run, latest_run
+from ..watch.events import Message
+
+# What a resumed run may change: how long, how often, what is shown, where things lie. A changed path is harmless
+# because the text's fingerprint is compared.
+CHANGEABLE = (
+    "training.max_iters",
+    "training.epochs",
+    "training.checkpoint_interval_iters",
+    "training.checkpoint_keep",
+    "training.log_frequency",
+    "training.validation_interval_iters",
+    "training.validation_batches",
+    "training.sanity_validation",
+    "training.sample_interval_iters",
+    "training.sample_tokens",
+    "training.early_stopping",
+    "training.launch_mode",
+    "training.resume_run_dir",
+    "training.resume_checkpoint_step",
+    "training.init_checkpoint_path",
+    "training.init_checkpoint_step",
+    "dataset.cache_dir",
+    "dataset.path",
+    "dataset.local_dir",
+    "dataset.validation.path",
+    "dataset.validation.local_dir",
+    "dataset.tokenizer.vocab_path",
+    "generation",
+    "run_layout",
+    "runtime.prefetch",
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a run starts from.
+
+    Attributes:
+        run: the run that goes on; None for a new one.
+        checkpoint: what it goes on from; None when it was stopped before its first checkpoint.
+        initial: the checkpoint whose weights a new run starts with.
+    """
+
+    run: RunDirectory | None = None
+    checkpoint: Checkpoint | None = None
+    initial: Checkpoint | None = None
+
+
+def resolve_launch(config: Config, tell: Callable[[Message], None]) -> Launch:
+    """Find and read what the launch mode asks for.
+
+    Raises:
+        CheckpointError: nothing there, damaged, or a run of another configuration.
+        ConfigError: the mode's key is missing.
+    """
+    training = config.training
+    if training.launch_mode == "init_from_checkpoint":
+        if training.init_checkpoint_path is None:
+            raise ConfigError("training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path")
+        path = locate_checkpoint(Path(training.init_checkpoint_path), training.init_checkpoint_step)
+        return Launch(initial=read_checkpoint(path, ["model"]))
+    if training.launch_mode == "resume_exact_run":
+        if training.resume_run_dir is None:
+            raise ConfigError("training.launch_mode = resume_exact_run requires training.resume_run_dir")
+        run = find_run(str(training.resume_run_dir), run_root(config))
+    elif training.launch_mode == "resume_latest_checkpoint_if_present":
+        found = latest_run(run_root(config))
+        if found is None or not list_checkpoints(found.checkpoints):
+            tell(Message("info", "launch", "no earlier run with a checkpoint: starting a new one"))
+            return Launch()
+        run = found
+    else:
+        return Launch()
+    refuse_differences(run.training_config(), config, run.name)
+    return Launch(run=run, checkpoint=_read(run, training.resume_checkpoint_step, tell))
+
+
+def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) -> Checkpoint | None:
+    if step is not None:
+        return read_checkpoint(checkpoint_path(run.checkpoints, step))
+
+    def damaged(path: Path, reason: str) -> None:
+        tell(Message("warning", "checkpoint", f"{path.name} is passed over: {reason}"))
+
+    checkpoint = newest_good(run.checkpoints, damaged)
+    if checkpoint is None:
+        if list_checkpoints(run.checkpoints):
+            raise CheckpointError(f"every checkpoint in {run.checkpoints} is damaged: start a new run")
+        tell(Message("info", "launch", f"{run.name} was stopped before its first checkpoint: starting it from step 0"))
+    return checkpoint
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """`key: old -> new` for every key in which two configurations differ and a resumed run may not."""
+    before, after = _flat(old.to_dict()), _flat(new.to_dict())
+    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    return [
+        f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
+        for key in keys
+        if not any(key == allowed or key.startswith(allowed + ".") for allowed in CHANGEABLE)
+    ]
+
+
+def refuse_differences(old: Config, new: Config, name: str) -> None:
+    """Raises CheckpointError when a resumed run would be another run."""
+    found = differences(old, new)
+    if found:
+        more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
+        raise CheckpointError(
+            f"{name} cannot go on with another configuration: {'; '.join(found[:4])}{more}; start a new run, or take "
+            "its weights with training.launch_mode = init_from_checkpoint"
+        )
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flat(item, f"{prefix}.{key}" if prefix else key))
+    return flat

@@ -1,0 +1,315 @@
+"""The training loop: batches to steps to reports, validations, checkpoints, samples.
+
+Everything that decides a weight is a function of the step counter and the checkpoint: the loop itself holds only what
+it tells people, and what `progress.json` saves.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from ..checkpoint import model_tensors, optimizer_tensors, prune, save_checkpoint, write_pointer
+from ..data.batches import Batch, target_bytes
+from ..errors import WyrmlingError
+from ..optim import limits
+from ..watch.events import (
+    Broadcaster,
+    CheckpointReport,
+    Control,
+    EpochReport,
+    Message,
+    RunEnded,
+    SampleReport,
+    StepReport,
+    ValidationReport,
+)
+from ..watch.memory import current_memory
+from ..watch.profile import StageProfile
+from .evaluation import Evaluation, validate
+from .sample import write_sample
+from .session import Session
+from .step import StepOutcome, optimizer_step
+from .stopping import BestSoFar
+
+FINISHED = "finished"
+EARLY = "early stopping"
+
+
+@dataclass
+class Progress:
+    """What a checkpoint remembers besides tensors, and what the reports are made of."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    validation_loss: float | None = None
+    validation_step: int | None = None
+    best: BestSoFar = field(default_factory=BestSoFar)
+    reason: str | None = None
+
+    def to_json(self, total_steps: int) -> dict[str, Any]:
+        """The content of `progress.json`."""
+        return {**asdict(self), "total_steps": total_steps, "finished": self.reason in (FINISHED, EARLY)}
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Progress:
+        """From `progress.json`; keys of later versions are ignored."""
+        known = {key: record[key] for key in Progress.__dataclass_fields__ if key in record and key not in ("best", "reason")}
+        best = {key: record.get("best", {}).get(key) for key in ("loss", "step", "reference")}
+        waited = int(record.get("best", {}).get("without_improvement", 0))
+        return Progress(**known, best=BestSoFar(**best, without_improvement=waited))
+
+
+@dataclass(frozen=True)
+class LoopEnd:
+    """How a loop ended."""
+
+    step: int
+    reason: str
+    loss: float | None
+    validation: Evaluation | None
+
+
+class TrainingLoop:
+    """Runs a session from its present step to its end.
+
+    Args:
+        session: model, optimizer, data and settings, ready.
+        progress: where the run stands.
+        reports: who is told.
+        control: how others ask the loop to end.
+    """
+
+    def __init__(self, session: Session, progress: Progress, reports: Broadcaster, control: Control) -> None:
+        self.session, self.progress, self.reports, self.control = session, progress, reports, control
+        self.settings = session.config.training
+        self.profile = StageProfile()
+        self._lengths = session.dataset.tokenizer.byte_lengths()
+        self._validation: Evaluation | None = None
+        self._saved_step: int | None = progress.step or None
+        self._started = time.monotonic() - progress.seconds
+        self._start_window()
+
+    def run(self) -> LoopEnd:
+        """Train until the last step, early stopping, or a request to stop; the end is always saved.
+
+        Raises:
+            DivergedError, StorageError, and what callbacks raise; `on_end` is sent in every case.
+        """
+        reason = "failed"
+        try:
+            if self.progress.step == 0 and self.settings.sanity_validation:
+                self._sanity_validation()
+            reason = self._steps()
+        except BaseException as error:
+            reason = str(error) if isinstance(error, WyrmlingError) else type(error).__name__
+            raise
+        finally:
+            self._end(reason)
+        return LoopEnd(self.progress.step, reason, self.progress.loss, self._validation)
+
+    def _steps(self) -> str:
+        session, total = self.session, self.session.total_steps
+        with session.batches(self.progress.step) as batches:
+            while self.progress.step < total:
+                if self.control.stop_requested:
+                    return self._stop_on_request()
+                with self.profile.stage("data"):
+                    micro_batches = next(batches)
+                self._step(micro_batches)
+                reason = self._after_step()
+                if reason is not None:
+                    return reason
+        return FINISHED
+
+    def _step(self, batches: list[Batch]) -> None:
+        session, step = self.session, self.progress.step + 1
+        rate = session.schedule.rate(step)
+        outcome = optimizer_step(
+            session.model,
+            session.optimizer,
+            batches,
+            session.machine,
+            step=step,
+            rate=rate,
+            dropout=session.config.model.dropout,
+            seed=self.settings.seed,
+            limits=limits(session.config.optimizer),
+            profile=self.profile,
+        )
+        self.progress.step = step
+        self.progress.tokens_seen += outcome.targets
+        self._add_to_window(outcome, batches)
+        logged = step % self.settings.log_frequency == 0 or step == session.total_steps
+        with self.profile.stage("logging"):
+            self.reports.on_step(self._step_report(outcome, rate, logged))
+
+    def _after_step(self) -> str | None:
+        """Validation, checkpoint, sample and the decision to stop, in this order; the reason to end, or None."""
+        step, total, settings = self.progress.step, self.session.total_steps, self.settings
+        last = step == total
+        new_best = False
+        if self.session.dataset.validation is not None and (last or step % self.session.validation_interval == 0):
+            new_best = self._validate()
+            if self.control.stop_requested and not last:
+                return self._stop_on_request()
+        early = self.progress.best.exhausted(settings.early_stopping) and not last
+        epoch = self.session.epoch_ended_by(step)
+        self.progress.reason = FINISHED if last else EARLY if early else None
+        if last or early or new_best or step % settings.checkpoint_interval_iters == 0 or (epoch and settings.epochs):
+            self._checkpoint()
+        if epoch:
+            self.reports.on_epoch(EpochReport(epoch, step, self.progress.tokens_seen, self.control))
+        if last or early or (settings.sample_interval_iters and step % settings.sample_interval_iters == 0):
+            self._sample()
+        return EARLY if early else None
+
+    def _stop_on_request(self) -> str:
+        self.progress.reason = self.control.reason
+        if self._saved_step != self.progress.step:
+            self._checkpoint()
+        return self.control.reason or "stop requested"
+
+    def _start_window(self) -> None:
+        """Begin a new stretch of steps between two logged ones."""
+        self._window_time = time.monotonic()
+        self._window_loss: torch.Tensor | float = 0.0
+        self._window_targets = self._window_bytes = self._window_steps = 0
+
+    def _add_to_window(self, outcome: StepOutcome, batches: list[Batch]) -> None:
+        self._window_loss = self._window_loss + outcome.loss_sum
+        self._window_targets += outcome.targets
+        self._window_steps += 1
+        if self._lengths is not None:
+            self._window_bytes += sum(target_bytes(batch.targets, self._lengths) for batch in batches)
+
+    def _step_report(self, outcome: StepOutcome, rate: float, logged: bool) -> StepReport:
+        session, progress = self.session, self.progress
+        plain = StepReport(
+            step=progress.step,
+            total_steps=session.total_steps,
+            learning_rate=rate,
+            tokens=outcome.targets,
+            tokens_seen=progress.tokens_seen,
+            control=self.control,
+            epoch=session.epochs_begun(progress.step),
+        )
+        if not logged:
+            return plain
+        total = float(self._window_loss)  # the one place where a step without clipping waits for the device
+        seconds = max(time.monotonic() - self._window_time, 1e-9)
+        progress.loss = total / max(self._window_targets, 1)
+        progress.seconds = time.monotonic() - self._started
+        evaluation = Evaluation(progress.loss, self._window_targets, self._window_bytes or None)
+        report = StepReport(
+            **{
+                **{name: getattr(plain, name) for name in plain.__dataclass_fields__},
+                "loss": progress.loss,
+                "gradient_norm": outcome.gradient_norm,
+                "tokens_per_second": self._window_targets / seconds,
+                "step_seconds": seconds / max(self._window_steps, 1),
+                "memory_bytes": session.device_memory() or current_memory(),
+                "bits_per_byte": evaluation.bits_per_byte,
+            }
+        )
+        self._start_window()
+        return report
+
+    def _sanity_validation(self) -> None:
+        """Two batches before the first step: a mistake in the validation shows now, not at the first checkpoint."""
+        if self.session.dataset.validation is None:
+            return
+        self._report_validation(self._run_validation(batches=2), best=False)
+
+    def _run_validation(self, batches: int) -> tuple[Evaluation, float]:
+        session, begun = self.session, time.monotonic()
+        assert session.dataset.validation is not None
+        with self.profile.stage("validation"):
+            evaluation = validate(
+                session.model,
+                session.dataset.validation,
+                session.dataset.tokenizer,
+                session.machine,
+                block_size=self.settings.block_size,
+                rows=self.settings.batch_size,
+                batches=batches,
+                seed=self.settings.seed,
+                stop=lambda: self.control.stop_requested,
+            )
+        return evaluation, time.monotonic() - begun
+
+    def _validate(self) -> bool:
+        """Run a validation and take note of it; True when it is the best so far."""
+        evaluation, seconds = self._run_validation(self.settings.validation_batches)
+        if not evaluation.complete:
+            return False
+        step, rule = self.progress.step, self.settings.early_stopping
+        self.progress.best = self.progress.best.after(evaluation.loss, step, rule.min_delta if rule else 0.0)
+        self.progress.validation_loss, self.progress.validation_step = evaluation.loss, step
+        self._validation = evaluation
+        best = self.progress.best.step == step
+        self._report_validation((evaluation, seconds), best)
+        self._window_time += seconds  # validation is not training speed
+        return best
+
+    def _report_validation(self, measured: tuple[Evaluation, float], best: bool) -> None:
+        evaluation, seconds = measured
+        if evaluation.complete:
+            self.reports.on_validation(
+                ValidationReport(
+                    step=self.progress.step,
+                    loss=evaluation.loss,
+                    tokens=evaluation.targets,
+                    seconds=seconds,
+                    control=self.control,
+                    bits_per_byte=evaluation.bits_per_byte,
+                    best=best,
+                )
+            )
+
+    def _checkpoint(self) -> None:
+        session, progress, begun = self.session, self.progress, time.monotonic()
+        progress.seconds = begun - self._started
+        root = session.run.checkpoints
+        with self.profile.stage("checkpoint"):
+            parts = {
+                "model": model_tensors(session.model),
+                "optimizer": optimizer_tensors(session.optimizer, session.model),
+            }
+            path = save_checkpoint(root, progress.step, parts, progress.to_json(session.total_steps))
+            write_pointer(root, "latest", progress.step)
+            if progress.best.step == progress.step:
+                write_pointer(root, "best", progress.step)
+            prune(root, self.settings.checkpoint_keep, progress.best.step)
+        self._saved_step = progress.step
+        seconds = time.monotonic() - begun
+        size = sum(file.stat().st_size for file in path.iterdir())
+        self.reports.on_checkpoint(CheckpointReport(progress.step, path, size, seconds, self.control))
+        self._window_time += time.monotonic() - begun
+
+    def _sample(self) -> None:
+        begun = time.monotonic()
+        with self.profile.stage("logging"):
+            sample = write_sample(self.session)
+        if sample is not None:
+            self.reports.on_sample(SampleReport(self.progress.step, sample.prompt, sample.text, self.control))
+        self._window_time += time.monotonic() - begun
+
+    def _end(self, reason: str) -> None:
+        self.reports.on_message(Message("info", "stage profile", self.profile.summary()))
+        self.reports.on_end(
+            RunEnded(
+                step=self.progress.step,
+                reason=reason,
+                seconds=time.monotonic() - self._started,
+                tokens=self.progress.tokens_seen,
+                path=self.session.run.path,
+                loss=self.progress.loss,
+                validation_loss=self.progress.validation_loss,
+            )
+        )

@@ -1,0 +1,253 @@
+"""Everything that a training loop needs, put together once: data, model, optimizer, schedule, settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ..config import Config
+from ..config.rules import resolve_gradient_accumulation
+from ..data.batches import Batch, BatchLoader
+from ..data.dataset import Dataset
+from ..data.order import EpochWindows, Order, RandomWindows
+from ..errors import ConfigError
+from ..memory import FormChoice, choose_form
+from ..model import Geometry, Model
+from ..optim import Schedule, build_optimizer, build_schedule
+from ..runs import Choice, RunDirectory
+from ..text.tokenizers import Tokenizer
+from ..watch import fingerprint
+from .machine import Machine, apply_process_settings, choose_machine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long the run is and what a step reads; everything follows from the configuration and the data's size.
+
+    Attributes:
+        accumulation: micro-batches per optimizer step.
+        global_rows: rows per optimizer step.
+        steps_per_epoch: optimizer steps that read the training split once.
+        total_steps: optimizer steps of the whole run.
+        by_epochs: whether the order visits every target once per epoch.
+    """
+
+    accumulation: int
+    global_rows: int
+    steps_per_epoch: int
+    total_steps: int
+    by_epochs: bool
+    order: Order
+
+    @staticmethod
+    def of(config: Config, dataset: Dataset) -> Plan:
+        """Raises ConfigError when neither epochs nor max_iters says how long the run is."""
+        training = config.training
+        accumulation = resolve_gradient_accumulation(
+            training.batch_size, training.gradient_accumulation_steps, training.target_effective_batch_size
+        )
+        rows = training.batch_size * accumulation
+        tokens, name = len(dataset.train), dataset.train.name
+        epochs = EpochWindows(tokens, training.block_size, rows, training.seed, name)
+        by_epochs = training.epochs is not None or training.order == "epochs"
+        order: Order = epochs if by_epochs else RandomWindows(tokens, training.block_size, training.seed, name)
+        if training.epochs is not None:
+            total = training.epochs * epochs.steps_per_epoch
+        elif training.max_iters is not None:
+            total = training.max_iters
+        else:
+            raise ConfigError("training.max_iters or training.epochs must say how long the run is")
+        return Plan(accumulation, rows, epochs.steps_per_epoch, total, by_epochs, order)
+
+
+@dataclass
+class Session:
+    """A run that is ready to go on."""
+
+    config: Config
+    dataset: Dataset
+    plan: Plan
+    machine: Machine
+    model: Model
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    choices: tuple[Choice, ...]
+    run: RunDirectory
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the data."""
+        return self.dataset.tokenizer
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.plan.total_steps
+
+    @property
+    def validation_interval(self) -> int:
+        """Optimizer steps between validations."""
+        training = self.config.training
+        return training.validation_interval_iters or training.checkpoint_interval_iters
+
+    def epochs_begun(self, step: int) -> int:
+        """How many epochs had begun when optimizer step `step` (from 1) was taken; 1 during the first."""
+        return (step - 1) // self.plan.steps_per_epoch + 1
+
+    def epoch_ended_by(self, step: int) -> int:
+        """The number of the epoch that step `step` completes; 0 if it completes none."""
+        if not self.plan.by_epochs or step % self.plan.steps_per_epoch:
+            return 0
+        return step // self.plan.steps_per_epoch
+
+    @contextlib.contextmanager
+    def batches(self, done: int) -> Iterator[Iterator[list[Batch]]]:
+        """The micro-batches of every optimizer step after the first `done`, made ahead by a thread."""
+        training = self.config.training
+        loader = BatchLoader(self.dataset.train, self.plan.order, training.block_size)
+        groups = [
+            range(index * training.batch_size, (index + 1) * training.batch_size)
+            for index in range(self.plan.accumulation)
+        ]
+        with loader.prefetching(
+            done, groups, self.config.runtime.prefetch, stop=self.total_steps
+        ) as batches:
+            yield batches
+
+    def device_memory(self) -> int | None:
+        """Bytes in use on an accelerator; None on the CPU, where the process's memory tells."""
+        if self.machine.device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self.machine.device))
+        return None
+
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one micro-batch."""
+        return self.model.geometry.state_bytes(self.config.training.batch_size)
+
+    def step_bytes(self) -> int:
+        """An estimate of what a training step needs beyond weights, gradients and moments."""
+        training = self.config.training
+        return self.model.geometry.activation_bytes(
+            training.batch_size,
+            training.block_size,
+            recompute=self.machine.recompute,
+            tile=self.model.layer_step.tile(training.block_size),
+            element_size=self.machine.dtype.itemsize,
+        )
+
+    def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:
+        """The five lines that say what the run does."""
+        training, optimizer = self.config.training, self.config.optimizer
+        form = self.model.memory.choice(training.block_size)
+        return (
+            fingerprint.parallel_runtime(),
+            fingerprint.training_path(
+                backend=self.machine.device.type,
+                launch_mode=training.launch_mode,
+                sequence_kernel=self.config.model.sequence_kernel.memory_system,
+                block_size=training.block_size,
+                dtype=str(self.machine.dtype).removeprefix("torch."),
+                executor=f"composed/{form.form}",
+            ),
+            fingerprint.train_schedule(
+                dataset_steps_per_epoch=self.plan.steps_per_epoch,
+                checkpoint_interval_iters=training.checkpoint_interval_iters,
+                total_steps=self.total_steps,
+                epochs=training.epochs,
+            ),
+            fingerprint.training_batching(
+                micro_batch_size=training.batch_size, gradient_accumulation_steps=self.plan.accumulation
+            ),
+            fingerprint.optimizer(
+                name=optimizer.name,
+                schedule_mode=optimizer.schedule_mode,
+                learning_rate=optimizer.learning_rate,
+                weight_decay=optimizer.weight_decay,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A session before it has a run directory: built, so that mistakes show before anything is written."""
+
+    config: Config
+    dataset: Dataset
+    plan: Plan
+    machine: Machine
+    model: Model
+    optimizer: torch.optim.Optimizer
+    choices: tuple[Choice, ...]
+
+    def session(self, run: RunDirectory) -> Session:
+        """The session of this run."""
+        schedule = build_schedule(self.config.optimizer, self.plan.total_steps)
+        return Session(
+            self.config,
+            self.dataset,
+            self.plan,
+            self.machine,
+            self.model,
+            self.optimizer,
+            schedule,
+            self.choices,
+            run,
+        )
+
+
+def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | None = None) -> Parts:
+    """Model, optimizer and plan of a run; `stored` are the choices of a run that goes on.
+
+    Raises:
+        ConfigError: settings that the data or this machine cannot fulfil.
+    """
+    plan = Plan.of(config, dataset)
+    geometry = Geometry.of(config.model, _vocabulary(config, dataset))
+    form = _form(config, geometry)
+    machine = choose_machine(config, geometry, form.tile, stored)
+    allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
+    model = Model(config.model, geometry.vocab_size, seed=config.training.seed, recompute=machine.recompute)
+    model.to(machine.device, machine.weight_dtype)
+    optimizer, optimizer_choices = build_optimizer(model, config.optimizer)
+    choices = (
+        *machine.choices,
+        allocator,
+        Choice("executor", f"composed/{form.form}, {form.tile} tokens a tile", form.reason),
+        *(Choice(*choice) for choice in optimizer_choices),
+        _batching(config, plan),
+    )
+    return Parts(config, dataset, plan, machine, model, optimizer, choices)
+
+
+def _vocabulary(config: Config, dataset: Dataset) -> int:
+    """V, checked against the tokenizer."""
+    needed, asked = dataset.tokenizer.vocab_size, config.model.vocab_size
+    if asked is not None and asked < needed:
+        raise ConfigError(
+            f"model.vocab_size is {asked}, but the {dataset.tokenizer.kind} tokenizer has {needed} tokens; "
+            "leave it out, or make it larger"
+        )
+    return asked or needed
+
+
+def _form(config: Config, geometry: Geometry) -> FormChoice:
+    return choose_form(
+        config.training.block_size,
+        geometry.neurons * geometry.key_factor,
+        geometry.width,
+        forced=config.model.sequence_kernel.executor,
+    )
+
+
+def _batching(config: Config, plan: Plan) -> Choice:
+    training = config.training
+    value = f"{training.batch_size} rows x {plan.accumulation}"
+    if training.target_effective_batch_size is None:
+        reason = "as configured"
+    else:
+        reason = f"training.target_effective_batch_size asks for {training.target_effective_batch_size} rows"
+    tokens = plan.global_rows * training.block_size
+    return Choice("batch", value, f"{reason}; {tokens:,} tokens per optimizer step")
