@@ -67,6 +67,18 @@ def test_a_new_prompt_follows_what_was_said() -> None:
     torch.testing.assert_close(continued.state.layers[0]["h"], whole.state.layers[0]["h"])
 
 
+@given(before=st.one_of(st.none(), st.integers(1, 8)), after=st.one_of(st.none(), st.integers(1, 8)))
+@settings(max_examples=25)
+def test_a_conversation_can_go_on_with_another_window(before: int | None, after: int | None) -> None:
+    """What the state has forgotten is read again from the history, what it should forget is forgotten."""
+    model = Recurrent()
+    part = converse(model, [1, 2, 3, 4], None, max_tokens=9, window=before)
+    continued = converse(model, [5], part, max_tokens=6, window=after)
+    whole = converse(model, [*part.tokens, 5], None, max_tokens=6, window=after)
+    assert continued.tokens == whole.tokens
+    torch.testing.assert_close(continued.state.layers[0]["h"], whole.state.layers[0]["h"])
+
+
 def test_the_state_survives_the_file_bit_for_bit(tmp_path: Path) -> None:
     part = converse(Recurrent(), [1, 2], None, max_tokens=5)
     save_conversation(tmp_path / "talk", part.state, part.tokens, MARKS)

@@ -91,6 +91,18 @@ def test_top_p_keeps_the_fewest_that_reach_p(logits: list[float], p: float) -> N
     assert plain[kept].min() >= max((plain[i] for i in range(len(plain)) if i not in kept), default=0.0)
 
 
+def test_of_equal_scores_top_p_and_top_k_keep_the_lowest_ids() -> None:
+    scores = np.zeros(64)
+    assert np.flatnonzero(probabilities(scores, SamplingSettings(top_p=0.25))).tolist() == list(range(16))
+    assert np.flatnonzero(probabilities(scores, SamplingSettings(top_k=9))).tolist() == list(range(9))
+
+
+def test_top_p_counts_what_top_k_has_left() -> None:
+    scores = np.log(np.asarray([0.4, 0.4, 0.1, 0.1]))
+    both = probabilities(scores, SamplingSettings(top_k=2, top_p=0.5))
+    assert np.flatnonzero(both).tolist() == [0]
+
+
 def test_equal_scores_are_drawn_equally_often() -> None:
     uniform = draws(1, [0] * 4000, range(4000))
     tokens = sample(np.zeros((4000, 4)), SamplingSettings(), uniform)

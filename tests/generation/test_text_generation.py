@@ -189,6 +189,15 @@ def test_eos_ends_a_text_and_is_no_part_of_it() -> None:
     assert result.text == tokenizer.decode(result.ids[:-1])
 
 
+def test_only_tokens_of_the_tokenizer_are_drawn_from_a_larger_model() -> None:
+    tokenizer = CharTokenizer("ab")
+    model = Recurrent(50)
+    result = TextGeneration(
+        model, tokenizer, [encode_prompt(tokenizer, "a")], GenerationSettings(seed=0)
+    ).finish()
+    assert max(result[0].ids) < tokenizer.vocab_size
+
+
 def test_generate_text_takes_the_runs_table_and_replaces_parts_of_it() -> None:
     config = Config.model_validate({"generation": {"max_tokens": 7, "seed": 3, "temperature": 0.5}})
     run = Loaded(model_for(ByteTokenizer()), ByteTokenizer(), config)

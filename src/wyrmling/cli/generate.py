@@ -98,8 +98,6 @@ def _generate(
         settings = settings.seeded()
         _say(f"seed {settings.seed} (drawn at random; --seed {settings.seed} repeats it)")
     form = output_format(output or loaded.config.generation.output_format, loaded.tokenizer)
-    if not texts:
-        texts = [("the prompt", loaded.config.generation.prompt.encode())]
     fingerprints: dict[str, str] = {}
     if state_in or state_out:
         fingerprints = {
@@ -107,6 +105,8 @@ def _generate(
             "tokenizer": loaded.tokenizer.fingerprint(),
         }
     conversation: Conversation | None = load_conversation(state_in, fingerprints) if state_in else None
+    if not texts:
+        texts = [("the prompt", b"" if conversation else loaded.config.generation.prompt.encode())]
     prompts = [
         encode_prompt(loaded.tokenizer, text, origin=origin, start=conversation is None)
         for origin, text in texts

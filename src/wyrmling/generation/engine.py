@@ -180,10 +180,9 @@ class Generation:
     def _plan(self, row: _Row) -> tuple[bool, int]:
         """(whether to start from an empty state, how many of the row's last tokens to read)."""
         window = self.settings.window
-        if window is not None:
-            wanted = window_length(row.position, window)
-            if row.seen + row.unread != wanted:
-                return True, wanted
+        wanted = row.position if window is None else window_length(row.position, window)
+        if row.seen + row.unread != wanted:
+            return True, wanted
         return row.seen == 0, row.unread
 
     def _read_tokens(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
