@@ -1,0 +1,114 @@
+"""The entry of the command: runs it, and turns what goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from ._version import __version__
+from .errors import WyrmlingError
+from .watch.streams import silence
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+DEFECT = 1
+REFUSED = 4
+_REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+_USAGE_ERROR = typer.BadParameter.__bases__[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments (those of the process unless given) and return its exit code.
+
+    0 done; 1 a defect of this program, with a traceback; 2 the user's mistake; 3 training diverged; 4 the
+    machine refused; 130 interrupted; 141 the reader of the output went away. See `wyrmling.errors`.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    try:
+        from .cli.main import app
+
+        with typer.main.get_command(app).make_context("wyrmling", words) as context:
+            result = context.command.invoke(context)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except BaseException as error:
+        return _explain(error, words)
+
+
+def _explain(error: BaseException, words: Sequence[str]) -> int:
+    """Say on standard error what went wrong, in one line, and return the exit code."""
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, BrokenPipeError):
+        silence(sys.stdout)
+        return PIPE_CLOSED
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        _say("interrupted")
+        return INTERRUPTED
+    if isinstance(error, _USAGE_ERROR):
+        return _explain_usage(error, words)
+    if isinstance(error, WyrmlingError):
+        if error.exit_code == DEFECT:
+            traceback.print_exception(error)
+        _say(f"error: {_one_line(str(error))}")
+        return error.exit_code
+    if (refusal := _refusal(error)) is not None:
+        silence(sys.stdout)
+        _say(f"error: {refusal}")
+        return REFUSED
+    traceback.print_exception(error)
+    _say(f"error: a defect of wyrmling {__version__}; please report it with the lines above")
+    return DEFECT
+
+
+def _refusal(error: BaseException) -> str | None:
+    """What the machine refused, when that is what the error means: space, permission, memory."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        return f"{error.filename or 'the output'}: {os.strerror(error.errno)}"
+    text = _one_line(str(error))
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    if out_of_memory or (isinstance(error, RuntimeError) and "t allocate memory" in text):
+        advice = (
+            'lower training.batch_size or training.block_size, or set runtime.activation_memory = "recompute"'
+        )
+        return f"not enough memory ({text or 'MemoryError'}); {advice}"
+    return None
+
+
+def _explain_usage(error: BaseException, words: Sequence[str]) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        _say(str(error))
+        return 2
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else _command_of(words)
+    _say(f"error: {_one_line(getattr(error, 'format_message', error.__str__)())}\nhint: {command} --help")
+    return 2
+
+
+def _command_of(words: Sequence[str]) -> str:
+    """The command that the words name, for errors that do not say where they happened."""
+    from .cli.main import app
+
+    known = getattr(typer.main.get_command(app), "commands", {})
+    return f"wyrmling {words[0]}" if words[0] in known else "wyrmling"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

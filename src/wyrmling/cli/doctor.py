@@ -1,0 +1,33 @@
+"""`wyrmling doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write JSON: an object per finding, by key.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(help="How long to measure matrix products.", min=0.0, max=60.0)
+    ] = 1.0,
+) -> None:
+    """Measure what this machine offers for training, with a line of advice on each point."""
+    from ..config import Config
+    from ..config.paths import run_root
+    from ..watch.survey import survey
+
+    findings = survey(run_root(Config()), seconds=seconds)
+    if as_json:
+        record = {finding.key: asdict(finding) for finding in findings}
+        typer.echo(json.dumps(record, indent=2))
+        return
+    width = max(len(finding.label) for finding in findings)
+    for finding in findings:
+        typer.echo(f"{finding.label:<{width}}  {finding.text}")
+        typer.secho(f"{'':<{width}}  {finding.advice}", dim=True)
