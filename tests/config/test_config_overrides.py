@@ -97,6 +97,12 @@ def test_a_malformed_or_unknown_option_is_refused_by_name(
     assert refusal("tiny", overrides=(option,)) == f"--set {option}: {message}"
 
 
+def test_line_ends_in_an_option_or_key_are_written_out(write: Write, refusal: Refusal) -> None:
+    assert refusal("tiny", overrides=("a\nb",)).startswith("--set a\\nb: write key=value")
+    assert refusal("tiny", overrides=("model.n_head=a\nb",)).startswith("--set model.n_head=a\\nb: ")
+    assert refusal(write("a.toml", '"a\\nb" = 1\n')) == "a.toml:1: a\\nb: unknown key or table"
+
+
 def test_when_a_key_is_set_twice_the_later_one_wins() -> None:
     config = load_config("tiny", ["training.seed=1", "training.seed=2"])
     assert config.training.seed == 2

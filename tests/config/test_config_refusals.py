@@ -33,10 +33,10 @@ def test_a_key_that_is_not_there_is_refused_in_one_line(
     [(key, value, answer) for key, values in REFUSED_VALUES.items() for value, answer in values.items()],
 )
 def test_a_value_that_is_not_there_is_refused_in_one_line(
-    write: Write, refusal: Refusal, key: str, value: str, answer: str
+    write: Write, refusal: Refusal, key: str, value: str | bool, answer: str
 ) -> None:
     message = refusal(write("a.toml", f"\n{key} = {toml_value(value)}\n"))
-    assert message == f'a.toml:2: {key} = "{value}" {answer}'
+    assert message == f"a.toml:2: {key} = {toml_value(value)} {answer}"
 
 
 @pytest.mark.parametrize(

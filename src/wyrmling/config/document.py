@@ -187,7 +187,7 @@ def _refused() -> Iterator[str]:
         yield f"| {keys} | {answer} |"
     for key, values in REFUSED_VALUES.items():
         for answer in dict.fromkeys(values.values()):
-            names = ", ".join(f'`"{value}"`' for value, other in values.items() if other == answer)
+            names = ", ".join(f"`{shown(value)}`" for value, other in values.items() if other == answer)
             yield f"| `{key}` = {names} | {answer} |"
     yield ""
 

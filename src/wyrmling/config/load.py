@@ -19,7 +19,7 @@ from .recipes import DEFAULT_RECIPE
 from .refusals import drop_neutral, refusals, use_present_names
 from .rules import RuleError
 from .schema import Config
-from .tree import DEFAULT, Node, Origin, build, dotted
+from .tree import DEFAULT, Node, Origin, build, dotted, one_line
 
 Names = str | Path | Sequence[str | Path]
 
@@ -95,10 +95,18 @@ def _under(path: KeyPath, refused: set[KeyPath]) -> bool:
 
 
 def _blame(tree: Node, keys: Sequence[str]) -> KeyPath:
-    """The key of a rule that was written by somebody, the first one first."""
-    paths = [tuple(key.split(".")) for key in keys]
-    written = [path for path in paths if (node := tree.find(path)) is not None and node.origin != DEFAULT]
-    return written[0] if written else ()
+    """The key of a broken rule to point at: one set by an option, else in a file, else in a recipe."""
+    written: dict[KeyPath, Origin] = {}
+    for key in keys:
+        path = tuple(key.split("."))
+        node = tree.find(path)
+        if node is not None and node.origin != DEFAULT:
+            written[path] = node.origin
+
+    def remoteness(path: KeyPath) -> tuple[bool, bool]:
+        return written[path].label != "--set", written[path].label.startswith("recipes/")
+
+    return min(written, key=remoteness, default=())
 
 
 def _one_line(tree: Node, problems: list[tuple[KeyPath, str]]) -> str:
@@ -107,7 +115,7 @@ def _one_line(tree: Node, problems: list[tuple[KeyPath, str]]) -> str:
     node = tree.nearest(path)
     if node.is_table and "type" in node.value and tree.find(path) is not node:
         node = node.value["type"]
-    return f"{node.origin.prefix if path else ''}{text}{more}"
+    return one_line(f"{node.origin.prefix if path else ''}{text}{more}")
 
 
 def _origins(tree: Node) -> dict[str, str]:

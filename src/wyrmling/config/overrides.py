@@ -17,7 +17,7 @@ from .locations import KeyPath
 from .merge import merge
 from .refusals import present_name, use_present_names
 from .schema import Config
-from .tree import Node, Origin, build, dotted
+from .tree import Node, Origin, build, dotted, one_line
 
 
 def apply_override(tree: Node, option: str) -> Node:
@@ -30,14 +30,14 @@ def apply_override(tree: Node, option: str) -> Node:
     key, equals, text = option.partition("=")
     path: KeyPath = tuple(part.strip() for part in key.split("."))
     if not equals:
-        raise ConfigError(f"--set {option}: write key=value, for example training.batch_size=16")
+        raise ConfigError(f"--set {one_line(option)}: write key=value, for example training.batch_size=16")
     if not key.strip():
-        raise ConfigError(f"--set {option}: the key before = is missing")
+        raise ConfigError(f"--set {one_line(option)}: the key before = is missing")
     if not all(path):
-        raise ConfigError(f"--set {option}: the key has an empty part")
+        raise ConfigError(f"--set {one_line(option)}: the key has an empty part")
     if not text.strip():
         raise ConfigError(
-            f'--set {option}: the value after = is missing (an empty text is "", unset is none)'
+            f'--set {one_line(option)}: the value after = is missing (an empty text is "", unset is none)'
         )
     origin = Origin("--set", option=option)
     value = build(_value(text.strip(), option), lambda _: origin)
@@ -55,7 +55,7 @@ def _value(text: str, option: str) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         if text[0] in "\"'[{":
             reason = str(error).partition(" (at ")[0]
-            raise ConfigError(f"--set {option}: the value is not valid TOML: {reason}") from error
+            raise ConfigError(f"--set {one_line(option)}: the value is not valid TOML: {reason}") from error
         return text
     if list(data) != ["value"] or isinstance(data["value"], datetime.date | datetime.time):
         return text
@@ -71,11 +71,13 @@ def _lay(tree: Node, path: KeyPath, value: Node, option: str) -> Node:
         index = str(path[depth])
         if not index.isdecimal() or int(index) >= len(items):
             raise ConfigError(
-                f"--set {option}: {dotted(path[:depth])} is a list of {len(items)}; "
+                f"--set {one_line(option)}: {dotted(path[:depth])} is a list of {len(items)}; "
                 f"its items are numbered from 0, {index!r} is none of them"
             )
         if depth + 1 < len(path):
-            raise ConfigError(f"--set {option}: {dotted(path[: depth + 1])} is a single value, not a table")
+            raise ConfigError(
+                f"--set {one_line(option)}: {dotted(path[: depth + 1])} is a single value, not a table"
+            )
         items = [*items[: int(index)], value, *items[int(index) + 1 :]]
         path, value = path[:depth], Node(items, value.origin)
         break

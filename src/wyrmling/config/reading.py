@@ -36,6 +36,8 @@ def read_layer(name: str | Path, shape: Any = None) -> Node:
 
 def _locate(name: str, beside: tuple[Path, str] | None = None) -> tuple[Path, str]:
     """The file that a name means, and how messages call it; `beside` is the file that extends it."""
+    if not name:
+        raise ConfigError("the name of a configuration file is empty")
     is_name = "/" not in name and "\\" not in name and not Path(name).suffix
     path, label = Path(name).expanduser(), name
     if beside is not None and not path.is_absolute():

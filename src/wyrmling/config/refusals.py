@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .locations import KeyPath
+from .messages import shown
 from .schema.base import UNSET
 from .tree import Node, dotted
 
@@ -74,6 +75,9 @@ REFUSED_KEYS = {
     "model.fused_kernels": f"{NOT_BUILT}: use model.sequence_kernel.executor",
 }
 
+Answers = dict[Any, str]
+"""What is said about values (texts, or true) of a key."""
+
 _PRESETS = {
     "deep_math": "zwhe99/DeepMath-103K",
     "tiny_chat": "starhopp3r/TinyChat",
@@ -83,11 +87,11 @@ _PRESETS = {
     "openwebtext_gpt2": "chanind/openwebtext-gpt2",
     "nemotron_climb_mix": "nvidia/Nemotron-ClimbMix",
 }
-_PRESET_REFUSALS = {
+_PRESET_REFUSALS: Answers = {
     name: f'{NOT_BUILT} as a preset: use type = "hugging_face" with repo_id = "{repository}"'
     for name, repository in _PRESETS.items()
 } | dict.fromkeys(("universality_manifest", "universality_nca"), f'{NOT_BUILT}: use type = "pretokenized"')
-_MEMORY_REFUSALS = {
+_MEMORY_REFUSALS: Answers = {
     name: reason
     for reason, names in {
         NOT_BUILT: ("mamba1", "mamba1_selective_scan"),
@@ -103,7 +107,7 @@ _MEMORY_REFUSALS = {
     for name in names
 }
 
-REFUSED_VALUES: dict[str, dict[str, str]] = {
+REFUSED_VALUES: dict[str, Answers] = {
     "dataset.type": _PRESET_REFUSALS,
     "dataset.validation.type": _PRESET_REFUSALS,
     "dataset.tokenizer.type": {"rust_bpe": 'has a new name: use "bpe"'},
@@ -120,6 +124,7 @@ REFUSED_VALUES: dict[str, dict[str, str]] = {
     "model.residual_connector": dict.fromkeys(
         ("mhc", "attention_residual", "block_attention_residual"), NOT_YET
     ),
+    "runtime.compile": {True: NOT_YET},
     "model.language_head.type": dict.fromkeys(("nca_factorized_patch", "nca_factorized"), NOT_YET),
 }
 
@@ -177,5 +182,5 @@ def refusals(tree: Node) -> Iterator[tuple[KeyPath, str]]:
             continue
         if key in REFUSED_KEYS:
             yield path, f"{key} {REFUSED_KEYS[key]}"
-        elif isinstance(node.value, str) and node.value in REFUSED_VALUES.get(key, {}):
-            yield path, f'{key} = "{node.value}" {REFUSED_VALUES[key][node.value]}'
+        elif isinstance(node.value, str | bool) and node.value in REFUSED_VALUES.get(key, {}):
+            yield path, f"{key} = {shown(node.value)} {REFUSED_VALUES[key][node.value]}"

@@ -30,7 +30,7 @@ class Origin:
     def prefix(self) -> str:
         """How a message about the value begins; empty where there is nothing to point at."""
         if self.option is not None:
-            return f"--set {self.option}: "
+            return f"--set {one_line(self.option)}: "
         return f"{self}: " if self.label and self.label not in ("default", "given") else ""
 
 
@@ -96,6 +96,11 @@ class Node:
         elif isinstance(self.value, list):
             for index, child in enumerate(self.value):
                 yield from child.walk((*path, index))
+
+
+def one_line(text: str) -> str:
+    """A text with its line ends written out."""
+    return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 def build(data: Any, origin_of: Callable[[KeyPath], Origin], path: KeyPath = ()) -> Node:

@@ -19,7 +19,7 @@ class Runtime(Table):
         default="auto", description='Type of the products; "auto": float32.'
     )
     threads: PositiveInt | None = Field(default=None, description="CPU threads; unset: what PyTorch takes.")
-    compile: bool = Field(default=False, description="Compile the model with torch.compile.")
+    compile: Literal[False] = Field(default=False, description="The model is not compiled.")
     deterministic: bool = Field(
         default=True, description="Only use operations that give the same result every time."
     )
