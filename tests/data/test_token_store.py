@@ -244,10 +244,10 @@ def test_a_source_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 
 def test_leftovers_of_this_file_are_removed_and_others_stay(tmp_path: Path) -> None:
     """Another token file may be under construction in the same folder."""
-    (tmp_path / ".tmp-a.tokens-123").write_bytes(b"half")
-    (tmp_path / ".tmp-b.tokens-123").write_bytes(b"half")
-    build_store(tmp_path / "a.tokens", FakeSource([b"abc"]), FakeTokenizer())
-    assert names_in(tmp_path) == [".tmp-b.tokens-123", "a.tokens", "a.tokens.lock"]
+    (tmp_path / ".tmp-a[1].tokens-123").write_bytes(b"half")
+    (tmp_path / ".tmp-a1.tokens-123").write_bytes(b"half")
+    build_store(tmp_path / "a[1].tokens", FakeSource([b"abc"]), FakeTokenizer())
+    assert names_in(tmp_path) == [".tmp-a1.tokens-123", "a[1].tokens", "a[1].tokens.lock"]
 
 
 BUILD = """
@@ -380,6 +380,12 @@ def test_a_split_shorter_than_a_block_and_its_target_is_refused(tokens: int) -> 
     ):
         Split(store, 0, tokens, "train", "s.txt").check(16)
     Split(store, 0, 17, "train", "s.txt").check(16)
+
+
+def test_token_files_need_no_torch() -> None:
+    """Data can be prepared, and commands can start, without the seconds that importing torch takes."""
+    output = start("import sys, wyrmling.data; print('torch' in sys.modules)").communicate(timeout=60)[0]
+    assert output == "False\n"
 
 
 def test_the_header_is_at_the_start_of_the_file_and_readable(good_file: bytes) -> None:

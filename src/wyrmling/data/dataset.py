@@ -10,21 +10,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..config import Config, cache_directory
 from ..errors import DataError, WyrmlingError
+from ..text.sources import Piece, Source, open_source, open_validation_source
+from ..text.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 from .encoding import Progress, checked_ids
 from .format import VERSION
 from .store import Split, TokenStore, build_store, digest_of, locked, source_names, store_in_memory
 from .training_part import documents_for_training, tokens_for_training, training_pieces
-
-if TYPE_CHECKING:
-    from ..config import Config
-    from ..text.sources import Piece, Source
-    from ..text.tokenizers import Tokenizer
 
 Texts = str | Sequence[str]
 """One document, or several."""
@@ -40,9 +38,8 @@ class Dataset:
 
     validation: None when everything is trained on.
     notes: what a person should know (skipped documents, rebuilt files, unknown characters), one line each.
-    fingerprint: SHA-256 over the texts, the tokenizer and where the splits are cut; equal fingerprints mean
-    equal
-        batches for equal settings.
+    fingerprint: SHA-256 over the texts, the tokenizer and where the splits are cut; data with equal
+        fingerprints give equal batches under equal settings.
     """
 
     tokenizer: Tokenizer
@@ -119,9 +116,6 @@ def prepare_dataset(
         DataError: text missing, empty, malformed, too short for a block, or unknown to the vocabulary.
         StorageError: the file system refused.
     """
-    from ..config.paths import cache_directory
-    from ..text.sources import open_source, open_validation_source
-
     settings = config.dataset
     cache = cache_directory(config)
     source = open_source(settings, cache_dir=cache)
@@ -151,8 +145,6 @@ def _store(source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress
 
 def _build_tokenizer(settings: Any, source: Source, divided: bool, cache: Path) -> Tokenizer:
     """The configured tokenizer; one that must be trained is trained once for the same text and settings."""
-    from ..text.tokenizers import build_tokenizer, load_tokenizer, save_tokenizer
-
     table = settings.tokenizer
     if table.type not in _TRAINED or table.vocab_path is not None:
         return build_tokenizer(table, source.pieces)
@@ -206,8 +198,6 @@ def _notes_on_validation(config: Config, store: TokenStore, validation: TokenSto
 
 
 def _text_pieces(texts: Texts, origin: str, vocab_size: int) -> Iterator[Piece]:
-    from ..text.sources import Piece
-
     documents = [texts] if isinstance(texts, str) else texts
     for number, text in enumerate(documents):
         try:
@@ -219,8 +209,6 @@ def _text_pieces(texts: Texts, origin: str, vocab_size: int) -> Iterator[Piece]:
 
 
 def _id_pieces(ids: Ids, origin: str, vocab_size: int) -> Iterator[Piece]:
-    from ..text.sources import Piece
-
     for number, document in enumerate([ids] if isinstance(ids, np.ndarray) else ids):
         where = f"{origin} document {number}"
         yield Piece(checked_ids(np.asarray(document), vocab_size, origin=where), True, where, 0)

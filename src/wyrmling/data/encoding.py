@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
+from ..text.sources import Piece
+from ..text.tokenizers import Tokenizer
 from .format import token_dtype
-
-if TYPE_CHECKING:
-    from ..text.sources import Piece
-    from ..text.tokenizers import Tokenizer
 
 Progress = Callable[[int, int | None], None]
 """Told of the bytes read so far and of all bytes there are (None when that is not known)."""

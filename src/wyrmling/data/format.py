@@ -1,10 +1,10 @@
 """The token file: how the tokens of one corpus lie on disk.
 
-    offset 0            magic, version, length and SHA-256 of the header (little-endian, 48 bytes) offset 48
-    the header, UTF-8 JSON, then zeros up to HEADER_BYTES offset HEADER_BYTES `count` tokens, little-endian,
-    of the smallest unsigned width that holds vocab_size - 1
-                        zeros up to a multiple of 8
-    then                `documents` document starts, int64 little-endian: index of each document's first token
+    offset 0             magic, version, length and SHA-256 of the header (little-endian, 48 bytes)
+    offset 48            the header, UTF-8 JSON, then zeros up to HEADER_BYTES
+    offset HEADER_BYTES  `count` tokens, little-endian, of the smallest width that holds vocab_size - 1,
+                         then zeros up to a multiple of 8
+    then                 `documents` int64, little-endian: the index of each document's first token
 
 The header is written last, into a file that still has its temporary name; the size of the file follows from
 the header. So whatever opens without complaint is whole.

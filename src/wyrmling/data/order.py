@@ -36,9 +36,8 @@ class Windows:
 
     starts: int64 [R], first token of each window, relative to the split.
     lengths: int64 [R], number of targets, 0 <= length <= block_size; 0 means that the row is all padding.
-    reset: bool [R], rows whose window does not continue the row's previous one, so that a carried state
-    starts
-        anew; None where no order between windows exists and no state is carried at all.
+    reset: bool [R], rows in which a carried state starts anew, for the window does not continue the row's
+        previous one; None where windows do not follow one another and no state is carried at all.
     """
 
     starts: npt.NDArray[np.int64]
@@ -100,8 +99,8 @@ class EpochWindows:
         1 + q + ceil((R - f) / T), which is q + 1 exactly when -T < R - f <= 0, that is R <= f <= T - 1 + R.
 
     Together with 1 <= f <= T this allows f in [R, T] when R > 0 (f = T is the cut that is not shifted: the
-    first window is full) and f in [1, T - 1] when R = 0: always q + 1 windows, none of them empty. Where m
-    < 2 T or T = 1 nothing is shifted, f = min(T, m), and the number ceil(m / T) is constant too.
+    first window is full) and f in [1, T - 1] when R = 0: always q + 1 windows, none of them empty.
+    Where m < 2 T or T = 1 nothing is shifted, f = min(T, m), and the number ceil(m / T) is constant too.
 
     Step k belongs to epoch e = k // steps_per_epoch. With j = k % steps_per_epoch, row r takes the window
     at place j * global_rows + r of the epoch's keyed permutation; places beyond the last window, in the

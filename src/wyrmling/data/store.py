@@ -8,6 +8,7 @@ read what it made.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from filelock import FileLock
 
 from ..errors import DataError, StorageError
 from ..files import TEMPORARY_PREFIX, publish, storage_errors, temporary_sibling
+from ..text.sources import Piece, Source
+from ..text.tokenizers import Tokenizer
 from .encoding import Encoder, Progress
 from .format import (
     HEADER_BYTES,
@@ -35,10 +38,6 @@ from .format import (
     token_dtype,
     write_header,
 )
-
-if TYPE_CHECKING:
-    from ..text.sources import Piece, Source
-    from ..text.tokenizers import Tokenizer
 
 _BUFFER = 1 << 20
 
@@ -156,7 +155,6 @@ def build_store(
             return _open_fitting(path, source, tokenizer)
         except _Unusable as error:
             reason = str(error)
-        _remove_leftovers_of(path)
         _write_store(path, source, tokenizer, progress)
     store = open_store(path)
     if reason:
@@ -189,6 +187,8 @@ def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer, *, ready: boo
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file beside `path`; its folder is made if needed, and a dying process lets go.
 
+    What killed writers of `path` left behind is removed first: the lock is held, so none of them is alive.
+
     Raises:
         StorageError: the folder cannot be made or written.
     """
@@ -202,6 +202,8 @@ def locked(path: Path) -> Iterator[None]:
             ) from error
         lock.acquire()
     try:
+        for leftover in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):
+            leftover.unlink(missing_ok=True)
         yield
     finally:
         lock.release()
@@ -239,12 +241,6 @@ def _open_fitting(path: Path, source: Source, tokenizer: Tokenizer) -> TokenStor
     return store
 
 
-def _remove_leftovers_of(path: Path) -> None:
-    """Remove what killed builders of this file left; its lock is held, so none of them is alive."""
-    for leftover in path.parent.glob(f"{TEMPORARY_PREFIX}{path.name}-*"):
-        leftover.unlink(missing_ok=True)
-
-
 def _write_store(path: Path, source: Source, tokenizer: Tokenizer, progress: Progress | None) -> None:
     signature = digest_of(source.signature())
     total = source.total_bytes
@@ -253,7 +249,9 @@ def _write_store(path: Path, source: Source, tokenizer: Tokenizer, progress: Pro
         with (
             storage_errors(path),
             temporary.open("wb", buffering=_BUFFER) as file,
-            tempfile.TemporaryFile(dir=path.parent, buffering=_BUFFER) as starts,
+            tempfile.TemporaryFile(
+                dir=path.parent, prefix=f"{TEMPORARY_PREFIX}{path.name}-", buffering=_BUFFER
+            ) as starts,
         ):
             sink = _Files(file, starts, token_dtype(tokenizer.vocab_size))
             encoder = Encoder(tokenizer, sink)

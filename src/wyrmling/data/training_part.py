@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import DataError
-
-if TYPE_CHECKING:
-    from ..text.sources import Piece, Source
+from ..text.sources import Piece, Source
 
 
 def documents_for_training(documents: int, ratio: float, where: str) -> int:
