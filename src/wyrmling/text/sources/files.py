@@ -20,8 +20,12 @@ _SHOWN_NAMES = 3
 
 
 def shown(text: str | os.PathLike[str]) -> str:
-    """A path as a person reads it, on one line: POSIX slashes, control and undecodable characters escaped."""
+    """A path as a person reads it, on one line and the same in every locale: POSIX slashes, file names taken as
+    UTF-8, control and undecodable characters escaped.
+    """
     name = text if isinstance(text, str) else Path(text).as_posix()
+    with contextlib.suppress(UnicodeEncodeError):
+        name = os.fsencode(name).decode("utf-8", "surrogateescape")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
 
 

@@ -83,6 +83,7 @@ class BpeTokenizer(Tokenizer):
         self._special = {token for token in (self.bos_id, self.eos_id, self.pad_id) if token is not None}
         self._special |= {token["id"] for token in self._added() if token.get("special")}
         self._byte_level = ByteLevel.of(self._specification, self._names, self._special)
+        self._dropped: dict[str, bool] = {}
 
     @classmethod
     def train(
@@ -158,15 +159,22 @@ class BpeTokenizer(Tokenizer):
             return {}
         if self._byte_level is not None:
             return self._byte_level.lost(text, encoding.ids)
-        edges = np.zeros(len(text) + 1, dtype=np.int64)
-        for start, end in encoding.offsets:
-            edges[start] += 1
-            edges[end] -= 1
-        found: dict[str, int] = {}
-        for index in np.flatnonzero(np.cumsum(edges[:-1]) == 0):
-            if not text[index].isspace():
-                found.setdefault(text[index], int(index))
-        return found
+        found = {character: text.index(character) for character in set(text) if self._drops(character)}
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    def _drops(self, character: str) -> bool:
+        """Whether nothing is left of a character (white space aside, and what the file's own normalizer removes).
+        It is tried doubled, since some vocabularies tell the end of a word from its inside.
+        """
+        if character.isspace():
+            return False
+        dropped = self._dropped.get(character)
+        if dropped is None:
+            normalizer = self._backend.normalizer
+            kept = character if normalizer is None else normalizer.normalize_str(character)
+            dropped = bool(kept) and not self._backend.encode(character * 2, add_special_tokens=False).ids
+            self._dropped[character] = dropped
+        return dropped
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
         if self._byte_level is None:
