@@ -92,9 +92,10 @@ def test_top_p_keeps_the_fewest_that_reach_p(logits: list[float], p: float) -> N
 
 
 def test_of_equal_scores_top_p_and_top_k_keep_the_lowest_ids() -> None:
-    scores = np.zeros(64)
-    assert np.flatnonzero(probabilities(scores, SamplingSettings(top_p=0.25))).tolist() == list(range(16))
-    assert np.flatnonzero(probabilities(scores, SamplingSettings(top_k=9))).tolist() == list(range(9))
+    scores = np.tile([-math.inf, 0.0], 512)
+    odd = list(range(1, 1024, 2))
+    assert np.flatnonzero(probabilities(scores, SamplingSettings(top_p=0.25))).tolist() == odd[:128]
+    assert np.flatnonzero(probabilities(scores, SamplingSettings(top_k=9))).tolist() == odd[:9]
 
 
 def test_top_p_counts_what_top_k_has_left() -> None:

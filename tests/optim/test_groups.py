@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.config.schema.optimizer import Optimizer
+from wyrmling.model import Model
 from wyrmling.numerics.roles import ROLES, declare, role_of
-from wyrmling.optim import DECAYED_ROLES, build_optimizer, parameter_groups, set_rate, summarize
-from wyrmling.optim.schedules import Constant
+from wyrmling.optim import DECAYED_ROLES, build_optimizer, parameter_groups, summarize
 
 
 class EveryRole(nn.Module):
@@ -158,10 +159,18 @@ def test_no_fused_update_is_chosen_where_there_is_none() -> None:
     assert "meta" in choices[0].reason
 
 
-def test_set_rate_reaches_every_group() -> None:
-    optimizer, _ = build_optimizer(EveryRole(), Optimizer())
-    assert set_rate(optimizer, Constant(0.25), 3) == 0.25
-    assert {group["lr"] for group in optimizer.param_groups} == {0.25}
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm", "dynamic_tanh", "derf"])
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_parameter_of_a_model_is_in_one_group(kind: str, affine: bool, tied: bool) -> None:
+    normalization = {"kind": kind, "affine": affine}
+    table = {"n_layer": 1, "n_embd": 8, "n_head": 2, "mlp_internal_dim_multiplier": 2, "tie_embeddings": tied}
+    model = Model(ModelConfig.model_validate({**table, "normalization": normalization}), 7)
+    groups = parameter_groups(model.named_parameters(), 0.1)
+    assert sum(group.count for group in groups) == model.parameter_count()
+    decayed = {name for group in groups if group.weight_decay > 0 for name in group.names}
+    head = set() if tied else {"lm_head"}
+    assert decayed == {"embedding.weight", "encoder", "encoder_v", "decoder"} | head
 
 
 def test_the_summary_names_every_parameter_and_what_decays() -> None:

@@ -1,16 +1,13 @@
 """Tokens after prompts, for a batch of rows, one call of the model per token.
 
 1. Prompts of unequal length are read in groups of equal length, in chunks of `prompt_chunk` tokens, and the
-groups'
-   states are joined by row.
+   states of the groups are joined by row.
 2. Each round draws one token for every row that is still running; rows that have finished leave the batch.
-3. The state of a finished row has read all of its tokens but the last: the last is read when the row goes on.
-4. `window = None` carries everything since the beginning: the state does not grow, so there is no limit. A
-window of
-   W tokens is a read of the last w tokens from an empty state, where w follows from the number n of tokens
-   before the next one: w = n up to W, then it falls to h = ceil(W / 2) and climbs again, token by token, to
-   W (see `window_length`). So a token costs two calls' worth of reading on average, never W, and w is at
-   least W / 2.
+3. The state of a finished row has read all of its tokens but the last; that one is read when the row goes on.
+4. Without a window the state carries everything since the beginning. It does not grow, so there is no limit.
+5. A window of W tokens is a read of the last w tokens from an empty state. w follows from the number n of tokens
+   before the next one (`window_length`): w = n up to W; then it falls to ceil(W / 2), climbs token by token to W,
+   and falls again. So a new token costs about two tokens' reading, not W, and w is never below W / 2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From gradients to weights: parameter groups, AdamW, learning-rate schedules, clipping."""
 
 from ..numerics.roles import ROLES, Role, declare, role_of
-from .build import Choice, build_optimizer, set_rate
+from .build import Choice, build_optimizer
 from .gradients import Limits, clip, first_nonfinite, global_norm, limits, scale
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
 from .schedules import Constant, Cosine, Linear, Schedule, build_schedule, describe_length
@@ -28,6 +28,5 @@ __all__ = [
     "parameter_groups",
     "role_of",
     "scale",
-    "set_rate",
     "summarize",
 ]

@@ -9,7 +9,6 @@ import torch
 
 from ..errors import ConfigError
 from .groups import ParameterGroup, parameter_groups
-from .schedules import Schedule
 
 if TYPE_CHECKING:
     from ..config.schema.optimizer import Optimizer
@@ -30,7 +29,7 @@ def build_optimizer(
 ) -> tuple[torch.optim.AdamW, tuple[Choice, ...]]:
     """AdamW (Loshchilov and Hutter 2019) over the groups of `parameter_groups`.
 
-    The learning rate of every group is the configuration's until `set_rate` gives it the schedule's.
+    Every group starts with the configuration's learning rate; the schedule's is set before each step.
 
     Returns: the optimizer, and the choices that were made for it, to be printed.
 
@@ -54,14 +53,6 @@ def build_optimizer(
         Choice("weight decay", _decayed(groups), "gains, biases, decays and convolutions never decay"),
     )
     return optimizer, choices
-
-
-def set_rate(optimizer: torch.optim.Optimizer, schedule: Schedule, step: int) -> float:
-    """Give every group the schedule's rate for optimizer step `step` (the first is 1) and return it."""
-    rate = schedule.rate(step)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    return rate
 
 
 def _can_fuse(groups: Sequence[ParameterGroup]) -> tuple[bool, str]:
