@@ -289,6 +289,10 @@ def test_lengths_are_not_told_when_a_file_rewrites_the_text(trained: BpeTokenize
         ),
     ]:
         assert BpeTokenizer({**specification(trained), key: part}).byte_lengths() is None
+    partial = _plain_bpe("abcabc", special=["<unk>"], alphabet=False)
+    assert BpeTokenizer(partial).byte_lengths() is not None
+    partial["model"]["unk_token"] = "<unk>"
+    assert BpeTokenizer(partial).byte_lengths() is None, "an unknown byte could be any"
     kept = BpeTokenizer({**specification(trained), "normalizer": {"type": "NFC"}})
     assert kept.byte_lengths() is not None
 

@@ -46,9 +46,7 @@ def normalize_text(text: str, steps: Iterable[str]) -> str:
 
 
 def normalize_bytes(data: bytes, steps: Iterable[str]) -> bytes:
-    """Apply the steps, in the order given, to UTF-8 bytes. Bytes that are not UTF-8 come through
-    unchanged.
-    """
+    """Apply the steps, in the order given, to UTF-8 bytes; other bytes come through unchanged."""
     for step in steps:
         if step == "newlines":
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")

@@ -111,9 +111,7 @@ class Source(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know: from opening the source, then from the last (or running) pass over
-        it.
-        """
+        """What a person should know: from opening the source, then from the last (or running) pass."""
         return [*self._opening_notes, *self._tally.sentences()]
 
     @property
@@ -124,9 +122,7 @@ class Source(ABC):
         return sum(file.size() for file in self.files)
 
     def signature(self) -> dict[str, Any]:
-        """What identifies the text without reading it: kind, settings, and path, size and mtime of every
-        file.
-        """
+        """What identifies the text, without reading it: kind, settings, size and mtime of every file."""
         return {
             "type": self.kind,
             "reader": READER_VERSION,

@@ -77,9 +77,7 @@ class InputFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """The file's bytes, unpacked when its name ends in `.gz`; what goes wrong inside the block is one
-        line.
-        """
+        """The file's bytes, unpacked when its name ends in `.gz`; a fault in reading is one line."""
         try:
             with self.path.open("rb") as raw:
                 if self.compressed:

@@ -67,9 +67,7 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
 
 
 def _rendering(config: HuggingFaceSource) -> tuple[Render, list[str] | None, dict[str, Any]]:
-    """How a record becomes a document, which columns that needs (None: unknown), and the settings behind
-    it.
-    """
+    """How a record becomes a document, the columns that needs (None: unknown), the settings behind it."""
     if config.sequence_field:
         if config.format not in ("jsonl", "parquet"):
             raise ConfigError(

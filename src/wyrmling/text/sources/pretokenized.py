@@ -1,6 +1,4 @@
-"""Files of token ids: NumPy arrays (`.npy`) and raw little-endian integers, memory-mapped. One file is one
-document.
-"""
+"""Files of token ids, memory-mapped: `.npy` or raw little-endian integers. One file is one document."""
 
 from __future__ import annotations
 
@@ -23,8 +21,7 @@ class TokenFiles(Source):
     """Files of token ids.
 
     Args:
-        dtype: the type of raw files (all that do not end in `.npy`), one of `RAW_TYPES`; None when there
-            are none.
+        dtype: the type of raw files (all that do not end in `.npy`), one of `RAW_TYPES`; None: all do.
     """
 
     def __init__(self, files: Sequence[InputFile], *, dtype: str | None, notes: Sequence[str] = ()) -> None:

@@ -141,9 +141,7 @@ def json_lines(*, numbers_as_written: bool = True) -> Reader:
 
 
 def text_lines(field: str) -> Reader:
-    """A reader of plain text: each line that is not blank is a record with the one field, without its line
-    end.
-    """
+    """A reader of plain text: each line that is not blank is a record of one field, its line end left out."""
 
     def read(file: InputFile, tally: Tally) -> Records:
         with file.open_text(tally.byte_order_marks, tally.utf16) as (stream, _):

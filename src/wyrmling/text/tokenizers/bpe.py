@@ -28,9 +28,7 @@ SMALLEST_VOCABULARY = 257
 """256 bytes and the end of text."""
 
 TRAINING_BYTES = 1 << 28
-"""The most text that merges are learned from; of more, an even sample is taken, so that memory stays
-bounded.
-"""
+"""The most text that merges are learned from; of more, an even sample bounds the memory."""
 
 _TRAINING_PART = 1 << 14  # the library gathers 256 texts at a time
 _PART_BYTES = 1 << 16  # the library needs some 200 bytes of memory for each byte of text it encodes
@@ -191,8 +189,10 @@ class BpeTokenizer(Tokenizer):
         return Utf8StreamDecoder(self) if self._byte_level is not None else SlidingDecoder(self)
 
     def byte_lengths(self) -> np.ndarray | None:
-        """None unless the vocabulary is byte-level and adds or removes nothing around the text."""
+        """None unless the vocabulary is byte-level, adds or removes nothing, and has no use for an unknown id."""
         if self._byte_level is None or not self._byte_level.exact:
+            return None
+        if self._byte_level.missing and self.unk_id is not None:
             return None
         return np.array([len(text) for text in self._byte_level.texts], dtype=np.int64)
 

@@ -30,9 +30,7 @@ class ByteTokenizer(Tokenizer):
             self.vocab_size = 259
 
     def encode(self, text: bytes | str | np.ndarray, *, origin: str = "text", offset: int = 0) -> np.ndarray:
-        """See `Tokenizer.encode`. Invalid bytes that Python put into a `str` (from a command line) come
-        back out.
-        """
+        """See `Tokenizer.encode`. Bytes of a command line that Python could not decode come back out."""
         if isinstance(text, str):
             data = self._bytes_of(text, origin, offset)
         elif isinstance(text, np.ndarray):
@@ -70,9 +68,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class Utf8StreamDecoder(StreamDecoder):
-    """For tokenizers whose ids stand for bytes: `decode_bytes` of each id, then UTF-8 as it becomes
-    complete.
-    """
+    """For tokenizers whose ids stand for bytes: UTF-8 as it becomes complete."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

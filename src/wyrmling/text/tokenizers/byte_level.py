@@ -1,6 +1,4 @@
-"""Byte-level vocabularies (as GPT-2's): tokens are written in an alphabet of 256 printable characters, one
-per byte.
-"""
+"""Byte-level vocabularies (as GPT-2's): tokens are written with a printable character for each byte."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from typing import Any
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte: printable Latin-1 for itself, the rest counted from U+0100
-    on.
-    """
+    """The character for each byte: printable Latin-1 as it is, the rest counted from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     pairs = [(chr(byte), byte) for byte in printable]

@@ -1,6 +1,4 @@
-"""Characters as tokens: the vocabulary is the set of characters of the training text, and of no other
-text.
-"""
+"""Characters as tokens: the vocabulary is the set of characters of the training text alone."""
 
 from __future__ import annotations
 
