@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from click.testing import Result
 from generation_fakes import Recurrent
 from typer.testing import CliRunner
 
@@ -23,6 +22,7 @@ from wyrmling.config import Config
 from wyrmling.errors import CheckpointError, ConfigError, DataError
 from wyrmling.text.tokenizers import ByteTokenizer
 
+Result = Any
 Command = Callable[..., Result]
 
 
@@ -46,9 +46,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         model = Recurrent(256, seed=7 if checkpoint == "best" else 0).train()
         return Loaded(model, ByteTokenizer(), Config.model_validate(table), 12, Path("runs") / run)
 
-    session = types.ModuleType("wyrmling.training.session")
-    session.load_run = load_run
-    monkeypatch.setitem(sys.modules, "wyrmling.training.session", session)
+    training = types.ModuleType("wyrmling.training")
+    training.load_run = load_run
+    monkeypatch.setitem(sys.modules, "wyrmling.training", training)
     return asked
 
 
@@ -198,10 +198,8 @@ def test_the_same_seed_gives_the_same_text_and_a_drawn_seed_is_printed(
 ) -> None:
     assert command("--seed", "3").stdout == command("--seed", "3").stdout
     assert len({command("--seed", str(seed)).stdout for seed in range(4)}) == 4
-    session = sys.modules["wyrmling.training.session"]
-    seedless = session.load_run("run")
-    seedless.config = Config()
-    monkeypatch.setattr(session, "load_run", lambda run, checkpoint: seedless)
+    seedless = Loaded(Recurrent(256), ByteTokenizer(), Config(), 12, Path("runs"))
+    monkeypatch.setattr(sys.modules["wyrmling.training"], "load_run", lambda run, checkpoint: seedless)
     torch.manual_seed(0)
     drawn = command("--prompt", "a", "--output", "json")
     seed = json.loads(drawn.stdout)["seed"]

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..generation.conversation import Conversation
 
 
+Checkpoint = int | Literal["latest", "best"]
+
+
 def generate(
     run: Annotated[
         str, typer.Argument(help="A run's name or folder, or `latest`.", metavar="RUN")
@@ -78,7 +81,7 @@ def generate(
 
 def _generate(
     run: str,
-    checkpoint: str | int,
+    checkpoint: Checkpoint,
     texts: list[tuple[str, bytes]],
     overrides: dict[str, Any],
     output: str | None,
@@ -89,10 +92,10 @@ def _generate(
     from ..generation.output import show, summary, writer
     from ..generation.settings import GenerationSettings
     from ..generation.text import TextGeneration, encode_prompt, output_format
-    from ..training.session import load_run
+    from ..training import load_run
 
     loaded = load_run(run, checkpoint=checkpoint)
-    _say(f"{loaded.path}, step {loaded.step}")
+    _say(f"weights of step {loaded.step}: {loaded.path}")
     settings = GenerationSettings.from_config(loaded.config.generation, overrides)
     if settings.seed is None:
         settings = settings.seeded()
@@ -159,9 +162,11 @@ def _number_or(text: str | None, word: str, option: str) -> int | None:
         raise ConfigError(f"{option} must be a whole number or {word}, got {text!r}") from None
 
 
-def _step(checkpoint: str) -> str | int:
-    if checkpoint in ("latest", "best"):
-        return checkpoint
+def _step(checkpoint: str) -> Checkpoint:
+    if checkpoint == "latest":
+        return "latest"
+    if checkpoint == "best":
+        return "best"
     if checkpoint.isascii() and checkpoint.isdecimal():
         return int(checkpoint)
     raise ConfigError(f"--checkpoint must be latest, best or the number of a step, got {checkpoint!r}")
