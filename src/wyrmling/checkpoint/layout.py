@@ -66,9 +66,12 @@ def checkpoint_path(root: Path, step: int) -> Path:
 
 def list_checkpoints(root: Path) -> list[int]:
     """Steps that have a checkpoint in `root`, in numeric order; empty when `root` does not exist."""
-    if not root.is_dir():
+    try:
+        # One look at the directory: asking again about each name would miss one that is being renamed.
+        with os.scandir(root) as entries:
+            names = [entry.name.removeprefix(ASIDE_PREFIX) for entry in entries if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    names = (entry.name.removeprefix(ASIDE_PREFIX) for entry in root.iterdir() if entry.is_dir())
     return sorted({step for step in map(parse_step, names) if step is not None})
 
 

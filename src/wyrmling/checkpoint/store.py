@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 # Other kinds of file that a person might take for a part, or a program might load.
 _IMPOSTORS = {PART_SUFFIX, ".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"}
-_READER_PATIENCE = 10
+_READER_PATIENCE = 100
 _COMFORT = "earlier checkpoints are untouched: make room there and resume the run"
 
 
@@ -107,11 +107,14 @@ def read_checkpoint(path: Path, parts: Sequence[str] | None = None) -> Checkpoin
     while True:
         seen = _identity(path)
         try:
-            return _read(path, parts)
+            checkpoint = _read(path, parts)
         except CheckpointError:
-            # A writer may have replaced the directory under our hands: that is no damage.
             if seen is None or _identity(path) == seen:
                 raise
+        else:
+            if _identity(path) == seen:
+                return checkpoint
+        # A writer replaced the directory under our hands: that is no damage, and no mixture may come of it.
 
 
 def newest_good(
@@ -131,8 +134,10 @@ def newest_good(
     """
     reported: dict[Path, str] = {}
     for _ in range(_READER_PATIENCE):
-        moved = False
-        for step in reversed(layout.list_checkpoints(root)):
+        steps = layout.list_checkpoints(root)
+        if not steps:
+            return None
+        for step in reversed(steps):
             path = layout.checkpoint_path(root, step)
             before = _identity(path)
             try:
@@ -140,16 +145,13 @@ def newest_good(
             except CheckpointError as error:
                 now = _identity(path)
                 if now is None or now != before:
-                    moved = True  # pruned or replaced meanwhile, so there is a newer one now
-                elif path not in reported:
-                    reported[path] = str(error)
-                    if on_damaged is not None:
-                        on_damaged(path, str(error))
-        if not moved:
+                    break  # pruned or replaced meanwhile, so there is a newer one: look again
+                if path not in reported and on_damaged is not None:
+                    on_damaged(path, str(error))
+                reported[path] = str(error)
+        else:
             break
-    if not layout.list_checkpoints(root):
-        return None
-    newest = next(iter(reported.values()), "it changes while it is read")
+    newest = next(iter(reported.values()), "it is replaced faster than it can be read")
     raise CheckpointError(f"no checkpoint in {root} is good; the newest: {newest}")
 
 
@@ -207,6 +209,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path, parts: Sequence[str] | None) -> Checkpoint:
+    """One attempt to read and verify.
+
+    Raises:
+        CheckpointError: damage, or the directory changed meanwhile.
+    """
     if not path.is_dir():
         raise CheckpointError(
             f"there is no checkpoint at {path}; check the path, or list the run's checkpoints"
@@ -247,7 +254,11 @@ def _check_files(path: Path, manifest: Manifest, to_hash: Sequence[str]) -> None
             raise _damaged(file, "it is missing") from None
         except OSError as error:
             raise _damaged(file, f"it cannot be read ({one_line(error)})") from error
-    for entry in sorted(path.iterdir()):
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise _damaged(path, f"it cannot be listed ({one_line(error)})") from error
+    for entry in entries:
         if entry.suffix.lower() in _IMPOSTORS and entry.name not in manifest.files:
             raise CheckpointError(
                 f"{entry} is not part of the checkpoint (the manifest does not list it) and was not opened; "

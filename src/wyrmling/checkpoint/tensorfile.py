@@ -86,14 +86,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises:
         ValueError: this is not a safetensors file (a pickle, say), or it is cut short.
-        OSError: the file cannot be read.
+        OSError: the file cannot be opened.
     """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             # A clone, because the library's tensors are windows into the mapped file, which retention may
             # delete.
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:  # torch maps the file and has errors of its own
         raise ValueError(f"not a whole safetensors file ({one_line(error)})") from error
 
 
@@ -113,7 +113,9 @@ def _header(order: list[str], tensors: Mapping[str, Tensor], records: Mapping[st
 def _pieces(header: bytes, order: list[str], tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     yield header
     for name in order:
-        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        dense = tensors[name].detach().cpu().contiguous()
+        # Not reshape: it may keep an odd stride along an axis of length 1, which a view as bytes refuses.
+        flat = dense.as_strided((dense.numel(),), (1,))
         content = flat.view(torch.uint8).numpy().data
         for start in range(0, len(content), _PIECE):
             yield content[start : start + _PIECE]
