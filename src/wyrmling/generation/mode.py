@@ -16,11 +16,13 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     inside a training model stays so. Tensors made inside are inference tensors and cannot be used for
     training.
     """
-    before = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
+        if any(training for _, training in modes):
+            model.eval()
         with torch.inference_mode():
             yield
     finally:
-        for module, training in before:
-            module.training = training
+        for module, training in modes:
+            if module.training != training:
+                module.training = training
