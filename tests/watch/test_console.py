@@ -73,7 +73,7 @@ def step(number: int, total: int | None = 400, *, logged: bool = True, loss: flo
 
 def drive(reporter: ConsoleReporter, clock: FakeClock, steps: int = 120) -> None:
     """A whole run, 0.25 s per step."""
-    reporter.on_message(Message("info", "device", "device cpu: no GPU was found"))
+    reporter.on_message(Message("info", "choice.device", "cpu (no GPU was found)"))
     reporter.on_start(
         RunStarted(
             "brave-otter",
@@ -101,7 +101,7 @@ def test_lines_in_a_pipe_are_stable() -> None:
     screen, clock = Screen(), FakeClock()
     drive(ConsoleReporter(screen, clock=clock), clock, steps=20)
     assert screen.text().splitlines() == [
-        "device cpu: no GPU was found",
+        "device: cpu (no GPU was found)",
         "run brave-otter  3.28M parameters  400 steps  runs/brave-otter",
         "parallel runtime: mode=single",
         "training batching: micro_batch_size=8",

@@ -203,6 +203,18 @@ def test_settings_choices_and_environment_are_shown(run: Path) -> None:
     assert html.count('class="changed"') == 2 + 1, "two settings that somebody wrote, one warning"
 
 
+def test_choices_that_were_only_told_are_shown_too(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for reason in ("first", "second"):
+        log.on_message(Message("info", "choice.dtype", f"float32 ({reason})"))
+        log.on_start(RunStarted("r", tmp_path, 0, 10, 5, CONTROL, resumed=reason == "second"))
+    log.close()
+    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    section = text[text.index("Automatic choices") : text.index("Messages")]
+    assert "dtypefloat32 (second)" in section
+    assert "first" not in section
+
+
 def test_a_run_that_just_began_has_a_report(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.on_start(RunStarted("r", tmp_path, 0, 10, 5, CONTROL))

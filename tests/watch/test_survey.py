@@ -84,4 +84,4 @@ def test_a_missing_compiler_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module.shutil, "which", lambda _: None)
     finding = module._compiler()
     assert (finding.value, finding.text) == (None, "none")
-    assert "nothing needs one" in finding.advice
+    assert "not needed" in finding.advice

@@ -25,7 +25,7 @@ def test_curves_and_samples_can_be_read_back(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     control = Control()
-    writer = TensorBoardWriter(tmp_path)
+    writer = TensorBoardWriter()
     writer.on_start(RunStarted("r", tmp_path, 0, 3, 10, control, fingerprint=(("a", "b=c"),)))
     for step in (1, 2, 3):
         logged = None if step == 2 else 3.0 / step
@@ -33,7 +33,7 @@ def test_curves_and_samples_can_be_read_back(tmp_path: Path) -> None:
     writer.on_validation(ValidationReport(3, 1.5, 8, 0.1, control))
     writer.on_sample(SampleReport(3, "a", "b", control))
     writer.on_end(RunEnded(3, "finished", 1.0, 24, tmp_path))
-    read = EventAccumulator(str(tmp_path))
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     assert [(event.step, event.value) for event in read.Scalars("loss/train")] == [(1, 3.0), (3, 1.0)]
     assert [event.value for event in read.Scalars("loss/validation")] == [1.5]

@@ -33,6 +33,7 @@ from .events import (
     ValidationReport,
 )
 from .panel import Progress, render
+from .profile import STAGE_PROFILE
 from .streams import PatientStream
 
 if TYPE_CHECKING:
@@ -107,17 +108,18 @@ class ConsoleReporter(Callback):
         )
 
     def on_sample(self, report: SampleReport) -> None:
-        self._print(f"sample step {report.step}", style="bold")
-        for line in (report.prompt + report.text).split("\n"):
-            self._print(f"| {line}")
+        lines = (report.prompt + report.text).split("\n")
+        self._print("\n".join([f"sample step {report.step}", *(f"| {line}" for line in lines)]))
 
     def on_message(self, report: Message) -> None:
+        text = quantities.one_line(report.text)
         if report.level == "warning":
-            self._print(f"warning: {quantities.one_line(report.text)}", style="yellow")
-        elif self._live is not None:
-            self._note(quantities.one_line(report.text))
+            self._print(f"warning: {text}", style="yellow")
+        elif report.name == STAGE_PROFILE:
+            if not self.live:
+                self._print(text)
         else:
-            self._print(quantities.one_line(report.text))
+            self._note(f"{report.name.removeprefix('choice.')}: {text}")
 
     def on_end(self, report: RunEnded) -> None:
         self._redraw()

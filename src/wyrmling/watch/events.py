@@ -152,7 +152,10 @@ class Message:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The run is over after step `step`. `reason`: "finished", or what stopped it. Losses: the last known."""
+    """The run is over after step `step`. `reason`: "finished", or what stopped it. Losses: the last known.
+
+    `seconds` and `tokens` (targets) count from step 0, over every process that took part.
+    """
 
     step: int
     reason: str

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+# the name of the message that carries a profile's summary
+STAGE_PROFILE = "stage profile"
 STAGES = ("data", "forward", "backward", "optimizer", "validation", "checkpoint", "logging")
 
 

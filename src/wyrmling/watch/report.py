@@ -19,6 +19,7 @@ from .curves import Chart, charts_of, draw_png, draw_svg
 from .figures import Event, Figures, count_figures, of_kind
 from .jsonl import read_events
 from .page import Card
+from .profile import STAGE_PROFILE
 
 EVENTS, RECORD, SETTINGS = "events.jsonl", "config.json", "training_config.json"
 _SAMPLES_SHOWN = 3
@@ -42,7 +43,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
         page.cards(headline(figures)),
         _charts(charts_of(events)),
         _samples(of_kind(events, "sample")),
-        _choices(record.get("choices")),
+        _choices(record.get("choices") or _announced(events)),
         _settings(settings, record.get("origins") or {}),
         _time(events),
         _messages(of_kind(events, "message")),
@@ -153,6 +154,17 @@ def _choices(choices: Any) -> str:
     return page.section("Automatic choices", page.table(("What", "Value", "Why"), rows), key="choices")
 
 
+def _announced(events: Sequence[Event]) -> list[dict[str, str]]:
+    """The choices as the run told them, the last of each name."""
+    told = {event["name"]: event["text"] for event in of_kind(events, "message")}
+    prefix = "choice."
+    return [
+        {"name": name.removeprefix(prefix), "value": text}
+        for name, text in told.items()
+        if name.startswith(prefix)
+    ]
+
+
 def _settings(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """Every setting with where its value comes from; those that somebody wrote stand out and come first."""
     rows = [
@@ -172,7 +184,7 @@ def _settings(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
 
 def _time(events: Sequence[Event]) -> str:
     """The last stage profile that the run reported."""
-    profiles = [event for event in of_kind(events, "message") if event["name"] == "stage profile"]
+    profiles = [event for event in of_kind(events, "message") if event["name"] == STAGE_PROFILE]
     if not profiles:
         return ""
     pairs = [part.partition("=") for part in profiles[-1]["text"].split() if "=" in part]

@@ -116,7 +116,7 @@ def _bfloat16(float32: float, bfloat16: float) -> Finding:
     advice = (
         'runtime.dtype = "bfloat16" makes products faster here; sums and states stay float32'
         if fast
-        else 'no gain here: leave runtime.dtype at "float32"'
+        else "no gain here: stay with float32"
     )
     text = f"{bfloat16:,.0f} GFLOP/s, {ratio:.2g} times float32: {'fast' if fast else 'not fast'}"
     return Finding("bfloat16_gflops", "bfloat16 products", text, {"gflops": bfloat16, "fast": fast}, advice)
@@ -151,10 +151,7 @@ def _devices() -> Finding:
 def _compiler() -> Finding:
     candidates = [os.environ.get("CC", ""), "cc", "gcc", "clang", "cl"]
     found = next((path for name in candidates if name and (path := shutil.which(name))), None)
-    advice = "only runtime.compile would use it"
-    if found is None:
-        advice = "nothing needs one; only runtime.compile would"
-    return Finding("c_compiler", "C compiler", found or "none", found, advice)
+    return Finding("c_compiler", "C compiler", found or "none", found, "not needed: nothing here is compiled")
 
 
 def _allocator() -> Finding:

@@ -10,7 +10,9 @@ from .events import Callback, RunEnded, RunStarted, SampleReport, StepReport, Va
 
 
 class TensorBoardWriter(Callback):
-    """Writes the curves and samples of a run under `directory`; the x axis is the optimizer step.
+    """Writes the curves and samples of a run; the x axis is the optimizer step.
+
+    `directory` is where they go: `tensorboard` in the run's own directory unless given.
 
     A run that goes on purges what an earlier process wrote after its checkpoint, as TensorBoard understands
     it.
@@ -19,7 +21,7 @@ class TensorBoardWriter(Callback):
         UserError: TensorBoard is not installed.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         try:
             import tensorboard  # noqa: F401
             from torch.utils.tensorboard import SummaryWriter
@@ -31,7 +33,8 @@ class TensorBoardWriter(Callback):
 
     def on_start(self, report: RunStarted) -> None:
         purge = report.step + 1 if report.resumed else None
-        self._writer = self._open(log_dir=str(self._directory), purge_step=purge)
+        directory = self._directory or report.path / "tensorboard"
+        self._writer = self._open(log_dir=str(directory), purge_step=purge)
         if report.fingerprint:
             lines = "\n\n".join(f"**{name}** `{text}`" for name, text in report.fingerprint)
             self._writer.add_text("run", lines, report.step)
