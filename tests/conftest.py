@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from wyrmling import Config
 
 settings.register_profile(
     "project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -42,3 +47,40 @@ def _poisoned_memory() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(mode)
     torch.utils.deterministic.fill_uninitialized_memory = before
+
+
+SENTENCE = "to be or not that is the question whether tis nobler in mind to suffer slings and arrows"
+WORDS = SENTENCE.split()
+
+
+def small_text(lines: int = 400, seed: int = 0) -> str:
+    """Text with something to learn: lines of a few words, the same on every machine."""
+    draw = random.Random(seed)
+    return "".join(" ".join(draw.choices(WORDS, k=draw.randint(3, 8))) + "\n" for _ in range(lines))
+
+
+@pytest.fixture
+def tiny_config(tmp_path: Path) -> Callable[..., Config]:
+    """Configurations of runs that take a second: the recipe `tiny` on a small text, with `--set` texts on top."""
+    from wyrmling import load_config
+
+    text = tmp_path / "text.txt"
+    text.write_text(small_text(), encoding="utf-8", newline="")
+
+    def make(*overrides: str) -> Config:
+        settings = [
+            "dataset.type=local_text",
+            f'dataset.path="{text.as_posix()}"',
+            "dataset.split=ratio",
+            "training.max_iters=12",
+            "training.checkpoint_interval_iters=4",
+            "training.log_frequency=2",
+            "training.validation_batches=2",
+            "generation.max_tokens=8",
+            'generation.prompt="to be"',
+            "runtime.dtype=float32",
+            "runtime.threads=1",
+        ]
+        return load_config("tiny", [*settings, *overrides])
+
+    return make

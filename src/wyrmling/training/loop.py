@@ -7,12 +7,13 @@ it tells people, and what `progress.json` saves.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
-from ..checkpoint import model_tensors, optimizer_tensors, prune, save_checkpoint, write_pointer
+from ..checkpoint import prune, save_checkpoint, write_pointer
+from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..data.batches import Batch, target_bytes
 from ..errors import WyrmlingError
 from ..optim import limits
@@ -40,6 +41,21 @@ EARLY = "early stopping"
 
 
 @dataclass
+class Window:
+    """Sums over the steps since the last logged one. Saved too, so that a resumed run logs the same losses."""
+
+    loss_sum: torch.Tensor | float = 0.0
+    targets: int = 0
+    text_bytes: int = 0
+
+    def add(self, loss_sum: torch.Tensor, targets: int, text_bytes: int) -> None:
+        """One more step; the loss stays on the device."""
+        self.loss_sum = self.loss_sum + loss_sum
+        self.targets += targets
+        self.text_bytes += text_bytes
+
+
+@dataclass
 class Progress:
     """What a checkpoint remembers besides tensors, and what the reports are made of."""
 
@@ -50,19 +66,22 @@ class Progress:
     validation_loss: float | None = None
     validation_step: int | None = None
     best: BestSoFar = field(default_factory=BestSoFar)
+    window: Window = field(default_factory=lambda: Window())
     reason: str | None = None
 
     def to_json(self, total_steps: int) -> dict[str, Any]:
         """The content of `progress.json`."""
+        self.window.loss_sum = float(self.window.loss_sum)
         return {**asdict(self), "total_steps": total_steps, "finished": self.reason in (FINISHED, EARLY)}
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Progress:
         """From `progress.json`; keys of later versions are ignored."""
-        known = {key: record[key] for key in Progress.__dataclass_fields__ if key in record and key not in ("best", "reason")}
-        best = {key: record.get("best", {}).get(key) for key in ("loss", "step", "reference")}
-        waited = int(record.get("best", {}).get("without_improvement", 0))
-        return Progress(**known, best=BestSoFar(**best, without_improvement=waited))
+        plain = [name for name in Progress.__dataclass_fields__ if name not in ("best", "window", "reason")]
+        known = {name: record[name] for name in plain if name in record}
+        return Progress(
+            **known, best=BestSoFar(**record.get("best", {})), window=Window(**record.get("window", {}))
+        )
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ class TrainingLoop:
         self._validation: Evaluation | None = None
         self._saved_step: int | None = progress.step or None
         self._started = time.monotonic() - progress.seconds
-        self._start_window()
+        self._start_clock()
 
     def run(self) -> LoopEnd:
         """Train until the last step, early stopping, or a request to stop; the end is always saved.
@@ -144,7 +163,7 @@ class TrainingLoop:
         )
         self.progress.step = step
         self.progress.tokens_seen += outcome.targets
-        self._add_to_window(outcome, batches)
+        self._count(outcome, batches)
         logged = step % self.settings.log_frequency == 0 or step == session.total_steps
         with self.profile.stage("logging"):
             self.reports.on_step(self._step_report(outcome, rate, logged))
@@ -175,18 +194,18 @@ class TrainingLoop:
             self._checkpoint()
         return self.control.reason or "stop requested"
 
-    def _start_window(self) -> None:
-        """Begin a new stretch of steps between two logged ones."""
-        self._window_time = time.monotonic()
-        self._window_loss: torch.Tensor | float = 0.0
-        self._window_targets = self._window_bytes = self._window_steps = 0
+    def _start_clock(self) -> None:
+        """Begin to measure the speed until the next logged step."""
+        self._clock_time = time.monotonic()
+        self._clock_steps = self._clock_targets = 0
 
-    def _add_to_window(self, outcome: StepOutcome, batches: list[Batch]) -> None:
-        self._window_loss = self._window_loss + outcome.loss_sum
-        self._window_targets += outcome.targets
-        self._window_steps += 1
+    def _count(self, outcome: StepOutcome, batches: list[Batch]) -> None:
+        text_bytes = 0
         if self._lengths is not None:
-            self._window_bytes += sum(target_bytes(batch.targets, self._lengths) for batch in batches)
+            text_bytes = sum(target_bytes(batch.targets, self._lengths) for batch in batches)
+        self.progress.window.add(outcome.loss_sum, outcome.targets, text_bytes)
+        self._clock_steps += 1
+        self._clock_targets += outcome.targets
 
     def _step_report(self, outcome: StepOutcome, rate: float, logged: bool) -> StepReport:
         session, progress = self.session, self.progress
@@ -201,23 +220,23 @@ class TrainingLoop:
         )
         if not logged:
             return plain
-        total = float(self._window_loss)  # the one place where a step without clipping waits for the device
-        seconds = max(time.monotonic() - self._window_time, 1e-9)
-        progress.loss = total / max(self._window_targets, 1)
+        window = progress.window
+        loss_sum = float(window.loss_sum)  # without clipping, the one place where a step waits for the device
+        seconds = max(time.monotonic() - self._clock_time, 1e-9)
+        progress.loss = loss_sum / max(window.targets, 1)
         progress.seconds = time.monotonic() - self._started
-        evaluation = Evaluation(progress.loss, self._window_targets, self._window_bytes or None)
-        report = StepReport(
-            **{
-                **{name: getattr(plain, name) for name in plain.__dataclass_fields__},
-                "loss": progress.loss,
-                "gradient_norm": outcome.gradient_norm,
-                "tokens_per_second": self._window_targets / seconds,
-                "step_seconds": seconds / max(self._window_steps, 1),
-                "memory_bytes": session.device_memory() or current_memory(),
-                "bits_per_byte": evaluation.bits_per_byte,
-            }
+        evaluation = Evaluation(progress.loss, window.targets, window.text_bytes or None)
+        report = replace(
+            plain,
+            loss=progress.loss,
+            gradient_norm=outcome.gradient_norm,
+            tokens_per_second=self._clock_targets / seconds,
+            step_seconds=seconds / max(self._clock_steps, 1),
+            memory_bytes=session.device_memory() or current_memory(),
+            bits_per_byte=evaluation.bits_per_byte,
         )
-        self._start_window()
+        progress.window = Window()
+        self._start_clock()
         return report
 
     def _sanity_validation(self) -> None:
@@ -254,7 +273,7 @@ class TrainingLoop:
         self._validation = evaluation
         best = self.progress.best.step == step
         self._report_validation((evaluation, seconds), best)
-        self._window_time += seconds  # validation is not training speed
+        self._clock_time += seconds  # validation is not training speed
         return best
 
     def _report_validation(self, measured: tuple[Evaluation, float], best: bool) -> None:
@@ -290,7 +309,7 @@ class TrainingLoop:
         seconds = time.monotonic() - begun
         size = sum(file.stat().st_size for file in path.iterdir())
         self.reports.on_checkpoint(CheckpointReport(progress.step, path, size, seconds, self.control))
-        self._window_time += time.monotonic() - begun
+        self._clock_time += time.monotonic() - begun
 
     def _sample(self) -> None:
         begun = time.monotonic()
@@ -298,7 +317,7 @@ class TrainingLoop:
             sample = write_sample(self.session)
         if sample is not None:
             self.reports.on_sample(SampleReport(self.progress.step, sample.prompt, sample.text, self.control))
-        self._window_time += time.monotonic() - begun
+        self._clock_time += time.monotonic() - begun
 
     def _end(self, reason: str) -> None:
         self.reports.on_message(Message("info", "stage profile", self.profile.summary()))

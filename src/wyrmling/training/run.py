@@ -15,6 +15,7 @@ from ..data.dataset import Dataset, prepare_dataset
 from ..errors import CheckpointError
 from ..files import write_json_atomically
 from ..model import Model
+from ..optim import describe_length
 from ..runs import RunDirectory, build_run_record, create_run, find_run
 from ..text.tokenizers import Tokenizer, differences, load_tokenizer
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
@@ -118,6 +119,9 @@ def _run(session: Session, launch: Launch, progress: Progress, watchers: list[Ca
     with stop_on_signals(control) as interrupt:
         for choice in session.choices:
             reports.on_message(Message("info", f"choice.{choice.name}", f"{choice.value} ({choice.reason})"))
+        previous = None if launch.checkpoint is None else launch.checkpoint.progress.get("total_steps")
+        length = describe_length(session.config.optimizer, session.total_steps, previous)
+        reports.on_message(Message("info", "schedule", length))
         reports.on_start(_started(session, progress, launch, control))
         if launch.initial is not None:
             _write_pre_step_validation(session, launch.initial)

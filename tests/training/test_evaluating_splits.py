@@ -1,0 +1,91 @@
+"""Evaluation: every target exactly once, with or without the state, and the same number by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import wyrmling
+from wyrmling import Config
+from wyrmling.config.schema.model import Model as ModelConfig
+from wyrmling.config.schema.tokenizer import ByteTokenizer
+from wyrmling.data.dataset import Dataset
+from wyrmling.errors import DataError
+from wyrmling.model import Model
+from wyrmling.text.tokenizers import build_tokenizer
+from wyrmling.training.evaluation import evaluate_split
+from wyrmling.training.machine import Machine
+
+Make = Callable[..., Config]
+MACHINE = Machine(torch.device("cpu"), torch.float64, 1, False, ())
+BYTES = build_tokenizer(ByteTokenizer(), lambda: iter(()))
+
+
+def model() -> Model:
+    return Model(ModelConfig(n_layer=2, n_embd=8, n_head=2, latent_total=32), 256, seed=4).double()
+
+
+@settings(max_examples=12)
+@given(length=st.integers(2, 60), block=st.integers(1, 20), rows=st.integers(1, 4))
+def test_every_target_once_with_a_carried_state(length: int, block: int, rows: int) -> None:
+    """With one row: the loss of one pass over the whole text. With more: each row's share from an empty state."""
+    ours = model()
+    text = bytes((7 * i * i + 3 * i) % 125 for i in range(length))
+    split = Dataset.from_texts(text.decode(), tokenizer=BYTES).train
+    found = evaluate_split(ours, split, BYTES, MACHINE, block_size=block, rows=rows, carry_state=True)
+    assert found.targets == length - 1
+    assert found.text_bytes == length - 1
+    ids = torch.tensor(list(text))[None]
+    share = block * math.ceil(math.ceil((length - 1) / block) / rows)
+    total = 0.0
+    with torch.no_grad():
+        for begin in range(0, length - 1, share):
+            part = ids[:, begin : begin + share + 1]
+            total += float(ours.token_losses(ours(part[:, :-1])[0], part[:, 1:]).sum())
+    assert found.loss == pytest.approx(total / (length - 1), rel=1e-9)
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))
+
+
+def test_a_reset_state_is_another_measure() -> None:
+    split = Dataset.from_texts(["to be or not to be, that is the question " * 8], tokenizer=BYTES).train
+    carried = evaluate_split(model(), split, BYTES, MACHINE, block_size=16, rows=1, carry_state=True)
+    reset = evaluate_split(model(), split, BYTES, MACHINE, block_size=16, rows=1, carry_state=False)
+    assert carried.targets == reset.targets
+    assert carried.loss != reset.loss
+
+
+def test_a_file_can_be_evaluated(tiny_config: Make, tmp_path: Path) -> None:
+    result = wyrmling.train(tiny_config())
+    loaded = wyrmling.load_run(result.run.path)
+    file = tmp_path / "other.txt"
+    file.write_text("not to be, that is the question\n", encoding="utf-8")
+    found = wyrmling.evaluate(loaded, text=file)
+    assert found.targets == 31
+    assert found.perplexity == pytest.approx(math.exp(found.loss))
+    file.write_text("a", encoding="utf-8")
+    with pytest.raises(DataError, match="nothing to predict"):
+        wyrmling.evaluate(loaded, text=file)
+    with pytest.raises(DataError, match="there is no file"):
+        wyrmling.evaluate(loaded, text=tmp_path / "missing.txt")
+
+
+def test_the_validation_split_is_the_runs_own(tiny_config: Make) -> None:
+    """A validation that reads the whole split agrees with the evaluation that resets its state."""
+    config = tiny_config("training.validation_batches=1000")
+    result = wyrmling.train(config)
+    loaded = wyrmling.load_run(result.run.path)
+    found = wyrmling.evaluate(loaded, carry_state=False, rows=config.training.batch_size)
+    assert found.loss == pytest.approx(result.validation_loss, rel=1e-5)
+
+
+def test_nothing_to_validate_on_is_said(tiny_config: Make) -> None:
+    result = wyrmling.train(tiny_config("dataset.train_split_ratio=1.0"))
+    assert result.validation_loss is None
+    with pytest.raises(DataError, match="no validation split"):
+        wyrmling.evaluate(wyrmling.load_run(result.run.path))
