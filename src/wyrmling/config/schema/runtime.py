@@ -16,7 +16,9 @@ class Runtime(Table):
         default="auto", description='"auto": cuda, then mps, then cpu.'
     )
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = Field(
-        default="auto", description='Type of the products; "auto": float32.'
+        default="auto",
+        description='Type of the products; "auto": bfloat16 where the processor multiplies it, else float32. '
+        "Weights, states and sums stay float32.",
     )
     threads: PositiveInt | None = Field(default=None, description="CPU threads; unset: what PyTorch takes.")
     compile: Literal[False] = Field(default=False, description="The model is not compiled.")
