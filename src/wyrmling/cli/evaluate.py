@@ -12,7 +12,9 @@ def evaluate(
     run: Annotated[
         str, typer.Argument(help="A run's name or folder, or `latest`.", metavar="RUN")
     ] = "latest",
-    text: Annotated[Path | None, typer.Option(help="A file to evaluate on, instead of the run's own data.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="A file to evaluate on, instead of the run's own data.")
+    ] = None,
     split: Annotated[
         Literal["validation", "train"], typer.Option(help="Which split of the run's data.")
     ] = "validation",
@@ -24,7 +26,9 @@ def evaluate(
     rows: Annotated[
         int | None, typer.Option(min=1, help="Shares of the text that are read side by side.")
     ] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per block; default: as in training.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Tokens per block; default: as in training.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Loss, perplexity and bits per byte over every token of a text, each exactly once."""
@@ -54,7 +58,9 @@ def evaluate(
 
         typer.echo(writer.dumps(figures))
         return
-    typer.echo(f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}), {found.targets:,} tokens")
+    typer.echo(
+        f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}), {found.targets:,} tokens"
+    )
     typer.echo(f"loss           {found.loss:.4f} nats per token")
     typer.echo(f"perplexity     {found.perplexity:.3f}")
     if found.bits_per_byte is not None:

@@ -27,7 +27,9 @@ def train(
     allow_inexact: Annotated[
         bool, typer.Option(help="Resume even where this machine cannot continue bit for bit.")
     ] = False,
-    track: Annotated[bool, typer.Option(help="Write TensorBoard files too (needs the extra `track`).")] = False,
+    track: Annotated[
+        bool, typer.Option(help="Write TensorBoard files too (needs the extra `track`).")
+    ] = False,
 ) -> None:
     """Train a model on your text. Without arguments: the recipe `shakespeare`, about three minutes."""
     config = _resumed(resume, configs, overrides) if resume is not None else _configured(configs, overrides)

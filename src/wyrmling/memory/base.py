@@ -19,7 +19,9 @@ MemoryState = dict[str, Tensor]
 def reset_rows(state: MemoryState, reset: Tensor) -> MemoryState:
     """The state with the marked rows (bool [B]) emptied. Every part of it; what was there, NaN included, is gone."""
     return {
-        name: torch.where(reset.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), tensor.new_zeros(()), tensor)
+        name: torch.where(
+            reset.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), tensor.new_zeros(()), tensor
+        )
         for name, tensor in state.items()
     }
 
@@ -36,7 +38,9 @@ class Memory(nn.Module, ABC):
     read_heads: int
 
     @abstractmethod
-    def initial_state(self, rows: int, *, neurons: int | None = None, device: torch.device | None = None) -> MemoryState:
+    def initial_state(
+        self, rows: int, *, neurons: int | None = None, device: torch.device | None = None
+    ) -> MemoryState:
         """The empty state of one layer for `rows` rows. `neurons`: width of a narrow layer (default: the widest)."""
 
     @abstractmethod

@@ -42,7 +42,7 @@ def chunked_cost(chunk: int, key_width: int, value_width: int) -> float:
 def choose_form(
     length: int, key_width: int, value_width: int, *, chunk: int = DEFAULT_CHUNK, forced: str = "auto"
 ) -> FormChoice:
-    """Dense for short sequences, chunks for long ones; `forced` is "auto", "dense", "chunked" or "reference" (= auto)."""
+    """Dense for short sequences, chunks for long ones, unless `forced` is "dense" or "chunked"."""
     if forced == "dense":
         return FormChoice("dense", length, "asked for by model.sequence_kernel.executor")
     if forced == "chunked":

@@ -10,6 +10,8 @@ Source: the published BDH code (Pathway, "The Dragon Hatchling", 2025) and its r
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +40,9 @@ class Model(nn.Module):
     (absent when tied to the embedding), those of `norm` and `memory`. Weights are shared by all layers.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int, *, seed: int = 1337, recompute: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, *, seed: int = 1337, recompute: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
         self.geometry = g = Geometry.of(config, config.vocab_size or vocab_size)
@@ -46,16 +50,20 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(
             g.vocab_size, g.width, _weight=init.initial_embedding(start, g.vocab_size, g.width, seed)
         )
-        declare(self.embedding.weight, "embedding")
+        declare(cast(nn.Parameter, self.embedding.weight), "embedding")
         sizes = (g.heads, g.width, g.neurons, g.layers)
         self.encoder = declare(nn.Parameter(init.initial_encoder(start, "encoder", *sizes, seed)), "matrix")
-        self.encoder_v = declare(nn.Parameter(init.initial_encoder(start, "encoder_v", *sizes, seed)), "matrix")
+        self.encoder_v = declare(
+            nn.Parameter(init.initial_encoder(start, "encoder_v", *sizes, seed)), "matrix"
+        )
         self.decoder = declare(
             nn.Parameter(init.initial_decoder(start, g.heads, g.neurons, g.width, g.layers, seed)), "matrix"
         )
         self.lm_head: nn.Parameter | None = None
         if not config.tie_embeddings:
-            self.lm_head = declare(nn.Parameter(init.initial_head(start, g.width, g.vocab_size, seed)), "head")
+            self.lm_head = declare(
+                nn.Parameter(init.initial_head(start, g.width, g.vocab_size, seed)), "head"
+            )
         norm = config.normalization
         self.norm = Norm(
             g.width, norm.kind, eps=norm.eps, affine=norm.affine, alpha=norm.alpha_init, shift=norm.shift_init
@@ -86,7 +94,8 @@ class Model(nn.Module):
     def initial_state(self, rows: int) -> State:
         """The state of `rows` rows that have seen nothing."""
         layers = tuple(
-            self.memory.initial_state(rows, neurons=n, device=self.device) for n in self.geometry.layer_neurons
+            self.memory.initial_state(rows, neurons=n, device=self.device)
+            for n in self.geometry.layer_neurons
         )
         return State(layers, torch.zeros(rows, dtype=torch.int64))
 
@@ -130,7 +139,9 @@ class Model(nn.Module):
         """
         rows, length = tokens.shape
         if state is not None and state.rows != rows:
-            raise ValueError(f"the state has {state.rows} rows, the tokens have {rows}: select or concatenate rows")
+            raise ValueError(
+                f"the state has {state.rows} rows, the tokens have {rows}: select or concatenate rows"
+            )
         if state is not None and reset is not None:
             state = state.reset(reset)
         position = torch.zeros(rows, dtype=torch.int64) if state is None else state.position

@@ -39,7 +39,9 @@ class Geometry:
         keys = sum(self.layer_neurons) * self.key_factor
         return rows * (self.heads * keys * self.width * element_size + 8)
 
-    def activation_bytes(self, rows: int, length: int, *, recompute: bool, tile: int, element_size: int = 4) -> int:
+    def activation_bytes(
+        self, rows: int, length: int, *, recompute: bool, tile: int, element_size: int = 4
+    ) -> int:
         """Bytes that a training step keeps for its backward pass, an estimate from the tensors that are kept.
 
         Without recompute every layer keeps x, the encoded keys, y and x * y, and its scores; with recompute one tile
@@ -55,7 +57,8 @@ class Geometry:
 
         stream = rows * length * self.width * element_size
         states = sum(
-            (tiles - 1) * rows * self.heads * n * self.key_factor * self.width * element_size for n in self.layer_neurons
+            (tiles - 1) * rows * self.heads * n * self.key_factor * self.width * element_size
+            for n in self.layer_neurons
         )
         logits = rows * length * self.vocab_size * element_size
         if recompute:

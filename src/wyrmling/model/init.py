@@ -50,7 +50,9 @@ def matrix_std(config: Initialization, name: MatrixName, fan_in: int, fan_out: i
     return base * scaling.gain * (1 / math.sqrt(max(depth, 1)) if by_depth else 1.0)
 
 
-def thresholds(config: Initialization, relu_threshold: float, width: int, neurons: int, depth: int) -> tuple[float, float]:
+def thresholds(
+    config: Initialization, relu_threshold: float, width: int, neurons: int, depth: int
+) -> tuple[float, float]:
     """(theta_x, theta_y): what a neuron must exceed to fire.
 
     `gaussian_estimate`: sqrt(D) std z(1 - target), for a normalised input and Gaussian weights (gains ignored).
@@ -82,7 +84,13 @@ def initial_head(config: Initialization, width: int, vocab_size: int, seed: int)
 
 
 def initial_encoder(
-    config: Initialization, name: Literal["encoder", "encoder_v"], heads: int, width: int, neurons: int, depth: int, seed: int
+    config: Initialization,
+    name: Literal["encoder", "encoder_v"],
+    heads: int,
+    width: int,
+    neurons: int,
+    depth: int,
+    seed: int,
 ) -> Tensor:
     """float32 [H, D, N]: normal or semi-orthogonal per head, times a topology pattern, times one gain per neuron."""
     std = matrix_std(config, name, width, neurons, depth)
@@ -92,10 +100,14 @@ def initial_encoder(
     else:
         weights = torch.randn(heads, width, neurons, generator=rng) * std
     weights = weights * _topology(config.topology_prior, width, neurons)
-    return weights * _gains(config.neuron_gains, heads * neurons, generator(seed, name, "gains")).view(heads, 1, neurons)
+    return weights * _gains(config.neuron_gains, heads * neurons, generator(seed, name, "gains")).view(
+        heads, 1, neurons
+    )
 
 
-def initial_decoder(config: Initialization, heads: int, neurons: int, width: int, depth: int, seed: int) -> Tensor:
+def initial_decoder(
+    config: Initialization, heads: int, neurons: int, width: int, depth: int, seed: int
+) -> Tensor:
     """float32 [H N, D], head-major."""
     total = heads * neurons
     std = matrix_std(config, "decoder", total, width, depth)
@@ -104,7 +116,9 @@ def initial_decoder(config: Initialization, heads: int, neurons: int, width: int
         weights = _semi_orthogonal(total, width, std, rng)
     else:
         weights = torch.randn(total, width, generator=rng) * std
-    weights = weights * _topology(config.topology_prior, width, neurons).expand(width, neurons).t().repeat(heads, 1)
+    weights = weights * _topology(config.topology_prior, width, neurons).expand(width, neurons).t().repeat(
+        heads, 1
+    )
     return weights * _gains(config.neuron_gains, total, generator(seed, "decoder", "gains"))[:, None]
 
 

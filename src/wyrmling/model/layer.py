@@ -43,8 +43,14 @@ class Observed(NamedTuple):
     activity: Tensor  # sum of x * y (never negative), before dropout
     tokens: int
 
-    def __add__(self, other: Observed) -> Observed:  # type: ignore[override]
-        return Observed(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+    def plus(self, other: Observed) -> Observed:
+        """The sums over both calls."""
+        return Observed(
+            self.x_firing + other.x_firing,
+            self.y_firing + other.y_firing,
+            self.activity + other.activity,
+            self.tokens + other.tokens,
+        )
 
 
 class LayerStep(Protocol):
@@ -79,7 +85,13 @@ class Composed:
     """
 
     def __init__(
-        self, memory: Memory, norm: Norm, *, x_threshold: float = 0.0, y_threshold: float = 0.0, recompute: bool = False
+        self,
+        memory: Memory,
+        norm: Norm,
+        *,
+        x_threshold: float = 0.0,
+        y_threshold: float = 0.0,
+        recompute: bool = False,
     ) -> None:
         self.memory, self.norm = memory, norm
         self.x_threshold, self.y_threshold = x_threshold, y_threshold
@@ -110,7 +122,16 @@ class Composed:
         tiles = hidden.split(self.tile(hidden.shape[1]), dim=1)
         recompute = self.recompute and torch.is_grad_enabled()
         for index, part in enumerate(tiles):
-            arguments = (weights, part, state, position, layer, dropout, observe, carry or index + 1 < len(tiles))
+            arguments = (
+                weights,
+                part,
+                state,
+                position,
+                layer,
+                dropout,
+                observe,
+                carry or index + 1 < len(tiles),
+            )
             if recompute:
                 # masks are keyed, so no generator has to be rewound
                 result = checkpoint(self._tile, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -119,7 +140,7 @@ class Composed:
             output, state, seen = result
             outputs.append(output)
             position = position + part.shape[1]
-            observed = seen if observed is None else observed + seen
+            observed = seen if observed is None or seen is None else observed.plus(seen)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1), state, observed
 
     def _tile(
@@ -142,7 +163,12 @@ class Composed:
         firing = x.view(heads, rows, length, neurons).transpose(0, 1)  # [B, H, T, N], heads first in memory
         read, state = self.memory(firing, hidden, state, position=position, carry=carry)
 
-        a = self.norm(read.transpose(0, 1)).to(compute).reshape(-1, rows * length, width).expand(heads, -1, -1)
+        a = (
+            self.norm(read.transpose(0, 1))
+            .to(compute)
+            .reshape(-1, rows * length, width)
+            .expand(heads, -1, -1)
+        )
         y = _fire(torch.bmm(a, weights.encoder_v), self.y_threshold)
         gated = x * y
         observed = _observe(x, y, gated) if observe else None

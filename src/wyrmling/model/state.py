@@ -96,5 +96,7 @@ class State:
             raise ValueError("a state needs its position and all of its layers")
         position = tensors["position"].to("cpu", torch.int64)
         if any(len(t) != len(position) for layer in layers.values() for t in layer.values()):
-            raise ValueError(f"the tensors of a state disagree about the number of rows ({len(position)} positions)")
+            raise ValueError(
+                f"the tensors of a state disagree about the number of rows ({len(position)} positions)"
+            )
         return State(tuple(layers[i] for i in range(len(layers))), position)

@@ -61,11 +61,11 @@ class Norm(nn.Module):
             return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)
         if self.kind == "rms_norm":
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
-        elif self.kind == "dynamic_tanh":
-            x = torch.tanh(self.alpha * x)
-        else:
+        elif self.shift is not None and self.alpha is not None:
             x = torch.erf(self.alpha * x + self.shift)
-        if self.gain is not None:
+        elif self.alpha is not None:
+            x = torch.tanh(self.alpha * x)
+        if self.gain is not None and self.bias is not None:
             x = x * self.gain + self.bias
         return x
 

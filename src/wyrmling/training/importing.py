@@ -7,7 +7,7 @@ from pathlib import Path
 from ..checkpoint import save_checkpoint, write_pointer
 from ..checkpoint.contents import load_model_tensors, model_tensors
 from ..checkpoint.interchange import read_published_bdh
-from ..config import config_from_dict, load_config
+from ..config import Config, load_config
 from ..model import Model
 from ..runs import Choice, RunDirectory, build_run_record, create_run
 from ..text.tokenizers import build_tokenizer
@@ -36,7 +36,7 @@ def import_published(
         table["dataset"] = {"type": "pretokenized", "path": "tokens.npy"}
         table["dataset"]["tokenizer"] = {"type": "pretokenized", "vocab_size": vocabulary}
     table["run_layout"]["name"] = name
-    config = config_from_dict(table, origin=str(path))
+    config = Config.from_dict(table, origin=str(path))
     tokenizer = build_tokenizer(config.dataset.tokenizer, lambda: iter(()))
     model = Model(config.model, vocabulary, seed=config.training.seed)
     load_model_tensors(model, published.tensors, cast=True)
@@ -50,6 +50,8 @@ def import_published(
         versions=versions(),
     )
     run.write_records(config, tokenizer, record)
-    save_checkpoint(run.checkpoints, 0, {"model": model_tensors(model)}, {"step": 0, "imported_from": str(path)})
+    save_checkpoint(
+        run.checkpoints, 0, {"model": model_tensors(model)}, {"step": 0, "imported_from": str(path)}
+    )
     write_pointer(run.checkpoints, "latest", 0)
     return run, model.parameter_count()

@@ -1,10 +1,10 @@
 """Where a run starts from: nothing, itself, or another run's weights.
 
-    fresh                                a new run
-    resume_exact_run                     the run `training.resume_run_dir` goes on, bit for bit
-    resume_latest_checkpoint_if_present  `latest` goes on if there is one; refused when it is a run of another
-                                         configuration
-    init_from_checkpoint                 a new run with the weights of `training.init_checkpoint_path`
+fresh                                a new run
+resume_exact_run                     the run `training.resume_run_dir` goes on, bit for bit
+resume_latest_checkpoint_if_present  `latest` goes on if there is one; refused when it is a run of another
+                                     configuration
+init_from_checkpoint                 a new run with the weights of `training.init_checkpoint_path`
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, checkpoint_path, list_checkpoints, locate_checkpoint, newest_good, read_checkpoint
+from ..checkpoint import (
+    Checkpoint,
+    checkpoint_path,
+    list_checkpoints,
+    locate_checkpoint,
+    newest_good,
+    read_checkpoint,
+)
 from ..config import Config
 from ..config.paths import run_root
 from ..errors import CheckpointError, ConfigError
@@ -77,7 +84,9 @@ def resolve_launch(config: Config, tell: Callable[[Message], None]) -> Launch:
     training = config.training
     if training.launch_mode == "init_from_checkpoint":
         if training.init_checkpoint_path is None:
-            raise ConfigError("training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path")
+            raise ConfigError(
+                "training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path"
+            )
         path = locate_checkpoint(Path(training.init_checkpoint_path), training.init_checkpoint_step)
         return Launch(initial=read_checkpoint(path, ["model"]))
     if training.launch_mode == "resume_exact_run":
@@ -107,7 +116,13 @@ def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) 
     if checkpoint is None:
         if list_checkpoints(run.checkpoints):
             raise CheckpointError(f"every checkpoint in {run.checkpoints} is damaged: start a new run")
-        tell(Message("info", "launch", f"{run.name} was stopped before its first checkpoint: starting it from step 0"))
+        tell(
+            Message(
+                "info",
+                "launch",
+                f"{run.name} was stopped before its first checkpoint: starting it from step 0",
+            )
+        )
     return checkpoint
 
 

@@ -173,14 +173,22 @@ class TrainingLoop:
         step, total, settings = self.progress.step, self.session.total_steps, self.settings
         last = step == total
         new_best = False
-        if self.session.dataset.validation is not None and (last or step % self.session.validation_interval == 0):
+        if self.session.dataset.validation is not None and (
+            last or step % self.session.validation_interval == 0
+        ):
             new_best = self._validate()
             if self.control.stop_requested and not last:
                 return self._stop_on_request()
         early = self.progress.best.exhausted(settings.early_stopping) and not last
         epoch = self.session.epoch_ended_by(step)
         self.progress.reason = FINISHED if last else EARLY if early else None
-        if last or early or new_best or step % settings.checkpoint_interval_iters == 0 or (epoch and settings.epochs):
+        if (
+            last
+            or early
+            or new_best
+            or step % settings.checkpoint_interval_iters == 0
+            or (epoch and settings.epochs)
+        ):
             self._checkpoint()
         if epoch:
             self.reports.on_epoch(EpochReport(epoch, step, self.progress.tokens_seen, self.control))

@@ -54,7 +54,9 @@ class Machine:
             yield
 
 
-def choose_machine(config: Config, geometry: Geometry, tile: int, stored: Mapping[str, str] | None = None) -> Machine:
+def choose_machine(
+    config: Config, geometry: Geometry, tile: int, stored: Mapping[str, str] | None = None
+) -> Machine:
     """Make the choices that the configuration leaves open, or take the stored ones.
 
     Args:
@@ -79,7 +81,7 @@ def choose_machine(config: Config, geometry: Geometry, tile: int, stored: Mappin
 
 
 def apply_process_settings(machine: Machine, *, deterministic: bool) -> Choice:
-    """Set what belongs to the process: threads, deterministic kernels, the allocator. Returns the allocator's choice."""
+    """Set what belongs to the process: threads, kernels, the allocator. Returns the allocator's choice."""
     torch.set_num_threads(machine.threads)
     if machine.device.type == "cuda":
         torch.use_deterministic_algorithms(deterministic)
@@ -119,11 +121,15 @@ def _device(asked: str, stored: str | None) -> Choice:
         return Choice("device", stored, "as when the run was created")
     if asked != "auto":
         if not available[asked]:
-            raise ConfigError(f"runtime.device: {asked} is not available on this machine; use auto or cpu")
+            raise ConfigError(f"runtime.device: {asked} is not available here; use auto or cpu")
         return Choice("device", asked, "asked for by runtime.device")
     found = next(name for name in ("cuda", "mps", "cpu") if available[name])
     missing = [name for name in ("cuda", "mps") if not available[name]]
-    return Choice("device", found, f"no {' and no '.join(missing)} here" if found == "cpu" else "the fastest that is here")
+    return Choice(
+        "device",
+        found,
+        f"no {' and no '.join(missing)} here" if found == "cpu" else "the fastest that is here",
+    )
 
 
 def fast_bfloat16() -> bool:
@@ -141,10 +147,16 @@ def _dtype(asked: str, device: torch.device, stored: str | None) -> Choice:
         return Choice("dtype", asked, "asked for by runtime.dtype")
     if device.type == "cpu":
         if fast_bfloat16():
-            return Choice("dtype", "bfloat16", "this processor multiplies bfloat16; weights, states and sums stay float32")
+            return Choice(
+                "dtype",
+                "bfloat16",
+                "this processor multiplies bfloat16; weights, states and sums stay float32",
+            )
         return Choice("dtype", "float32", "this processor has no bfloat16 products")
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
-        return Choice("dtype", "bfloat16", "this device multiplies bfloat16; weights, states and sums stay float32")
+        return Choice(
+            "dtype", "bfloat16", "this device multiplies bfloat16; weights, states and sums stay float32"
+        )
     return Choice("dtype", "float32", f"the safe choice on {device.type}")
 
 
@@ -156,7 +168,9 @@ def _threads(asked: int | None, stored: str | None) -> Choice:
     return Choice("threads", str(torch.get_num_threads()), "one per core that PyTorch found")
 
 
-def _activation_memory(config: Config, geometry: Geometry, tile: int, dtype: str, stored: str | None) -> Choice:
+def _activation_memory(
+    config: Config, geometry: Geometry, tile: int, dtype: str, stored: str | None
+) -> Choice:
     name, asked = "activation_memory", config.runtime.activation_memory
     if stored is not None:
         return Choice(name, stored, "as when the run was created")
@@ -177,5 +191,6 @@ def _activation_memory(config: Config, geometry: Geometry, tile: int, dtype: str
     return Choice(
         name,
         "keep" if fits else "recompute",
-        f"a step would keep about {kept / 1e6:,.0f} MB, which {verdict} {KEPT_SHARE:.0%} of the {free / 1e6:,.0f} MB free",
+        f"a step would keep about {kept / 1e6:,.0f} MB, which {verdict} {KEPT_SHARE:.0%} of "
+        f"the {free / 1e6:,.0f} MB free",
     )

@@ -106,14 +106,18 @@ def train(
         return _run(parts.session(run), launch, state, watchers, control)
 
 
-def _run(session: Session, launch: Launch, progress: Progress, watchers: list[Callback], control: Control) -> TrainResult:
+def _run(
+    session: Session, launch: Launch, progress: Progress, watchers: list[Callback], control: Control
+) -> TrainResult:
     run = session.run
     clean(run.checkpoints)
     if launch.run is None:
         _write_records(session)
     else:
         for step in set_aside_newer(run.checkpoints, progress.step):
-            Broadcaster(watchers).on_message(Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier"))
+            Broadcaster(watchers).on_message(
+                Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier")
+            )
         run.write_training_config(session.config)
     reports = Broadcaster([EventLog(run.events_path), *watchers])
     with stop_on_signals(control) as interrupt:
@@ -166,8 +170,8 @@ def _load_weights(parts: Parts, launch: Launch) -> Progress:
     load_model_tensors(parts.model, launch.checkpoint.parts["model"])
     if "optimizer" not in launch.checkpoint.parts:
         raise CheckpointError(
-            f"{launch.checkpoint.path} has no optimizer state, so the run cannot go on exactly; start a new run from its "
-            "weights with training.launch_mode = init_from_checkpoint"
+            f"{launch.checkpoint.path} has no optimizer state, so the run cannot go on exactly; start a new run "
+            "from its weights with training.launch_mode = init_from_checkpoint"
         )
     load_optimizer_tensors(parts.optimizer, parts.model, launch.checkpoint.parts["optimizer"])
     return Progress.from_json(launch.checkpoint.progress)
@@ -213,7 +217,9 @@ def _stored_choices(
         )
     old, new = record["versions"]["torch"], versions()["torch"]
     if old != new:
-        text = f"{run.name} was trained with torch {old}, this is {new}: its numbers may differ in the last bits"
+        text = (
+            f"{run.name} was trained with torch {old}, this is {new}: its numbers may differ in the last bits"
+        )
         if not allow_inexact:
             raise CheckpointError(f"{text}; pass --allow-inexact to go on all the same")
         reports.on_message(Message("warning", "inexact", text))
@@ -289,7 +295,10 @@ class LoadedRun:
 
 
 def load_run(
-    run: str | Path = "latest", *, checkpoint: int | Literal["latest", "best"] = "latest", root: Path | None = None
+    run: str | Path = "latest",
+    *,
+    checkpoint: int | Literal["latest", "best"] = "latest",
+    root: Path | None = None,
 ) -> LoadedRun:
     """Load the model of a run.
 
@@ -310,4 +319,3 @@ def load_run(
     load_model_tensors(model, found.parts["model"])
     model.eval()
     return LoadedRun(model, tokenizer, config, machine, found.step, found.path, directory)
-

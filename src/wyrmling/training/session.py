@@ -53,7 +53,9 @@ class Plan:
         tokens, name = len(dataset.train), dataset.train.name
         epochs = EpochWindows(tokens, training.block_size, rows, training.seed, name)
         by_epochs = training.epochs is not None or training.order == "epochs"
-        order: Order = epochs if by_epochs else RandomWindows(tokens, training.block_size, training.seed, name)
+        order: Order = (
+            epochs if by_epochs else RandomWindows(tokens, training.block_size, training.seed, name)
+        )
         if training.epochs is not None:
             total = training.epochs * epochs.steps_per_epoch
         elif training.max_iters is not None:
@@ -112,9 +114,7 @@ class Session:
             range(index * training.batch_size, (index + 1) * training.batch_size)
             for index in range(self.plan.accumulation)
         ]
-        with loader.prefetching(
-            done, groups, self.config.runtime.prefetch, stop=self.total_steps
-        ) as batches:
+        with loader.prefetching(done, groups, self.config.runtime.prefetch, stop=self.total_steps) as batches:
             yield batches
 
     def device_memory(self) -> int | None:

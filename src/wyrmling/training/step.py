@@ -61,7 +61,9 @@ def optimizer_step(
         DivergedError: a loss or gradient is not finite; no weight, moment or counter was changed.
     """
     targets = sum(batch.target_count for batch in batches)
-    loss_sum = torch.zeros((), dtype=torch.float64 if machine.device.type != "mps" else torch.float32, device=machine.device)
+    loss_sum = torch.zeros(
+        (), dtype=torch.float64 if machine.device.type != "mps" else torch.float32, device=machine.device
+    )
     for batch in batches:
         key = Dropout(dropout, seed, step, tuple(batch.rows.tolist())) if dropout else None
         with profile.stage("forward"), machine.autocast():
@@ -89,6 +91,6 @@ def _diverged(model: Model, step: int, loss_sum: float, rate: float) -> Diverged
     what = f"the gradient of {name}" if name else "the norm of the gradients"
     loss = "" if math.isfinite(loss_sum) else " (the loss is not finite either)"
     return DivergedError(
-        f"training diverged at step {step}: {what} is not finite{loss}; nothing was updated and earlier checkpoints are "
-        f"intact: resume with a smaller optimizer.learning_rate (it is {rate:.3g} now) or a longer warm-up"
+        f"training diverged at step {step}: {what} is not finite{loss}; nothing was updated and earlier checkpoints "
+        f"are intact: resume with a smaller optimizer.learning_rate (it is {rate:.3g} now) or a longer warm-up"
     )

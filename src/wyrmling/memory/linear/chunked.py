@@ -15,7 +15,13 @@ CHUNK = 128
 
 
 def linear_attention(
-    queries: Tensor, values: Tensor, state: Tensor | None, decay: Tensor | None, *, chunk: int = CHUNK, carry: bool = True
+    queries: Tensor,
+    values: Tensor,
+    state: Tensor | None,
+    decay: Tensor | None,
+    *,
+    chunk: int = CHUNK,
+    carry: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """As `dense.linear_attention`; `chunk` tokens at a time, the last chunk shorter where T is not a multiple."""
     # split, not slices: its backward pass is one concatenation instead of a zero-filled sum per chunk
@@ -27,7 +33,9 @@ def linear_attention(
     return torch.cat(reads, dim=2), state
 
 
-def single_token(queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None) -> tuple[Tensor, Tensor]:
+def single_token(
+    queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """The recurrence for one token: two passes over the state and no scores. Shapes as above with T = 1."""
     read = torch.matmul(queries.to(state.dtype), state)
     state = state + queries.to(state.dtype).mT * values[:, None].to(state.dtype)

@@ -48,7 +48,9 @@ def _lower_products(left: Tensor, right: Tensor, decay: Tensor | None) -> list[T
         end = min(length, begin + ROWS)
         block = torch.bmm(left[:, begin:end], right[:, :, :end])
         if decay is not None:
-            distance = torch.arange(begin, end, device=left.device)[:, None] - torch.arange(end, device=left.device)
+            distance = torch.arange(begin, end, device=left.device)[:, None] - torch.arange(
+                end, device=left.device
+            )
             factor = decay[:, None, None] ** distance.clamp_min(0)
             block = (block.unflatten(0, (heads, rows)) * factor[:, None].to(block.dtype)).flatten(0, 1)
         blocks.append(block.tril_(begin - 1))

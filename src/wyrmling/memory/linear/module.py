@@ -7,7 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...numerics.positions import PhaseTable, default_slopes, polar, polar_frequencies, rotary_frequencies, rotate
+from ...numerics.positions import (
+    PhaseTable,
+    default_slopes,
+    polar,
+    polar_frequencies,
+    rotary_frequencies,
+    rotate,
+)
 from ..base import Memory, MemoryState, reset_rows
 from ..choose import DEFAULT_CHUNK, FormChoice, choose_form
 from . import chunked, dense, naive

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 
-def linear_attention(queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None) -> tuple[Tensor, Tensor]:
+def linear_attention(
+    queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """queries [B, H, T, K], values [B, T, D], state [B, H, K, D], decay [H] or None.
 
     Returns: reads [B, H, T, D], final state [B, H, K, D].
