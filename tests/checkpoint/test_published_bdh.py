@@ -74,11 +74,20 @@ def test_every_way_of_saving_gives_the_same_import(
     assert frequencies.dtype == torch.float64
     assert torch.equal(frequencies, published_frequencies(NEURONS)[::2].double())
     assert len(imported.tensors) == 6
-    sizes = {
-        name: imported.settings[name]
-        for name in ("n_layer", "n_embd", "n_head", "latent_total", "vocab_size")
-    }
-    assert sizes == {"n_layer": 4, "n_embd": 6, "n_head": 2, "latent_total": 20, "vocab_size": 13}
+    sizes = {name: imported.settings[name] for name in ("n_layer", "n_embd", "n_head", "vocab_size")}
+    assert sizes == {"n_layer": 4, "n_embd": 6, "n_head": 2, "vocab_size": 13}
+
+
+@pytest.mark.parametrize("neurons", [12, 10])
+def test_the_settings_tell_the_neurons_in_one_way(tmp_path: Path, neurons: int) -> None:
+    """H*N = 24 is 4 times the width 6; 20 is no multiple of it."""
+    tensors = published(with_frequencies=False)
+    tensors["encoder"] = tensors["encoder_v"] = torch.zeros(HEADS, WIDTH, neurons)
+    tensors["decoder"] = torch.zeros(HEADS * neurons, WIDTH)
+    torch.save(tensors, tmp_path / "bdh.pt")
+    found = read_published_bdh(tmp_path / "bdh.pt").settings
+    told = (found["mlp_internal_dim_multiplier"], found["latent_total"])
+    assert told == ((4, None) if neurons == 12 else (None, 20))
 
 
 def test_an_ordered_dict_of_parameters_is_a_state_dict(tmp_path: Path) -> None:

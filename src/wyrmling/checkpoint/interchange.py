@@ -50,7 +50,7 @@ class PublishedBDH:
 
     Attributes:
         tensors: under our names, on the CPU, in the file's dtype (frequencies: float64).
-        settings: the `model` table of a configuration under which they mean what they meant.
+        settings: the keys of a configuration's `model` table under which they mean what they meant.
     """
 
     tensors: dict[str, Tensor]
@@ -192,11 +192,13 @@ def _per_pair(path: Path, frequencies: Tensor | None, neurons: int) -> Tensor:
 
 
 def _settings(n_layer: int, heads: int, width: int, neurons: int, vocabulary: int) -> dict[str, Any]:
+    multiplier, rest = divmod(heads * neurons, width)
     return {
         "n_layer": n_layer,
         "n_embd": width,
         "n_head": heads,
-        "latent_total": heads * neurons,
+        "mlp_internal_dim_multiplier": None if rest else multiplier,
+        "latent_total": heads * neurons if rest else None,
         "vocab_size": vocabulary,
         "dropout": 0.1,
         "sequence_kernel": "linear_attention",

@@ -1,0 +1,184 @@
+"""What a run writes about itself, once, when it begins: what it is, from what, and every choice made for it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..config import Config, layer_totals, resolve_gradient_accumulation
+from ..errors import CheckpointError
+from ..files import write_json_atomically
+
+if TYPE_CHECKING:
+    from ..text.tokenizers import Tokenizer
+
+RECORD = "config.json"
+TRAINING_CONFIG = "training_config.json"
+TOKENIZER = "tokenizer.json"
+
+ARCHITECTURE = "dragon_bdh_v1"
+
+
+class ChoiceLike(Protocol):
+    """A choice made for the user: `Choice`, or a named tuple of the same three texts."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+def build_run_record(
+    *,
+    config: Config,
+    name: str,
+    model_facts: Mapping[str, Any],
+    data_facts: Mapping[str, Any],
+    choices: Iterable[ChoiceLike],
+    versions: Mapping[str, str],
+) -> dict[str, Any]:
+    """The content of `config.json`, a function of its arguments alone.
+
+    Args:
+        model_facts: JSON-able; `parameters` (a count of numbers) and `vocab_size` at least.
+        data_facts: JSON-able; `fingerprint` and `tokenizer_fingerprint` at least.
+        choices: every automatic choice; those called `device`, `dtype` and `threads` are repeated at the top.
+        versions: of this package, torch, numpy and Python.
+    """
+    made = list(choices)
+    value_of = {choice.name: choice.value for choice in made}
+    training, optimizer = config.training, config.optimizer
+    accumulation = resolve_gradient_accumulation(
+        training.batch_size, training.gradient_accumulation_steps, training.target_effective_batch_size
+    )
+    return {
+        "run_name": name,
+        "arch_version": ARCHITECTURE,
+        "backend_name": value_of.get("device", config.runtime.device),
+        "dtype": value_of.get("dtype", config.runtime.dtype),
+        "threads": value_of.get("threads", config.runtime.threads),
+        "seed": training.seed,
+        "block_size": training.block_size,
+        "training_batch_size": training.batch_size,
+        "training_gradient_accumulation_steps": accumulation,
+        "training_effective_batch_size": training.batch_size * accumulation,
+        "training_checkpoint_interval_iters": training.checkpoint_interval_iters,
+        "training_execution_form": "default_stateful",
+        "training_launch_mode_requested": training.launch_mode,
+        "optimizer_spec": optimizer.model_dump(mode="json"),
+        "overrides": config.model.model_dump(mode="json", exclude_defaults=True),
+        "model_spec": _model_spec(config, model_facts),
+        "parallel_spec": config.parallel.model_dump(mode="json"),
+        "kernel_spec": _kernel_spec(config, value_of.get("executor")),
+        "state_layout": state_layout(config),
+        "metrics_sink": _metrics_sink(config),
+        "data": dict(data_facts),
+        "choices": [{"name": choice.name, "value": choice.value, "reason": choice.reason} for choice in made],
+        "versions": dict(versions),
+    }
+
+
+def state_layout(config: Config) -> dict[str, Any]:
+    """Names and axes of the recurrent state, layer by layer; a size of null is the caller's (rows of a batch)."""
+    model = config.model
+    layers = []
+    for index, total in enumerate(layer_totals(model)):
+        per_head = total // model.n_head
+        axes = {"batch": None, "heads": model.n_head, "latent_per_head": per_head, "dense_dim": model.n_embd}
+        layers.append(
+            {
+                "layer_index": index,
+                "latent_total": total,
+                "latent_per_head": per_head,
+                "tensors": [
+                    {"name": "rho", "axes": [{"name": axis, "size": size} for axis, size in axes.items()]}
+                ],
+            }
+        )
+    return {"state_family": "bdh_model_state", "position_tracked": True, "layers": layers}
+
+
+def write_records(path: Path, config: Config, tokenizer: Tokenizer, record: Mapping[str, Any]) -> None:
+    """Write the three documents of a new run; `config.json` last, with the time of creation.
+
+    Raises:
+        StorageError: the file system refused.
+    """
+    from ..text.tokenizers import save_tokenizer
+
+    write_training_config(path, config)
+    save_tokenizer(path / TOKENIZER, tokenizer)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_json_atomically(path / RECORD, {**record, "created": created})
+
+
+def write_training_config(path: Path, config: Config) -> None:
+    """Write every value of the configuration, defaults included, secrets left out."""
+    write_json_atomically(path / TRAINING_CONFIG, config.to_dict())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of a run.
+
+    Raises:
+        CheckpointError: missing, unreadable, or not a JSON object: one line.
+    """
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent} has no {path.name}: it is not a run, or was stopped before it began; start a new run"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{path} cannot be read ({reason}); put back a copy of it") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object; put back a copy of it")
+    return content
+
+
+def _model_spec(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
+    model, initialization = config.model, config.model.initialization
+    others = {key: value for key, value in facts.items() if key != "parameters"}
+    return {
+        "arch": "dragon_bdh",
+        "n_embd": model.n_embd,
+        "n_head": model.n_head,
+        "n_layer": model.n_layer,
+        "latent_total": model.total_neurons,
+        "latent_per_head": model.neurons_per_head,
+        "shared_layer_weights": True,
+        "sequence_kernel": model.sequence_kernel.memory_system,
+        "bdh_initialization_kind": initialization.kind,
+        "bdh_residual_scaling_kind": initialization.residual_scaling.kind,
+        "bdh_neuron_gain_kind": initialization.neuron_gains.kind,
+        "bdh_topology_prior_kind": initialization.topology_prior.kind,
+        "bdh_firing_target_kind": initialization.firing_targets.kind,
+        "parameter_count": facts["parameters"],
+        **others,
+    }
+
+
+def _kernel_spec(config: Config, executor: str | None) -> dict[str, Any]:
+    kernel = config.model.sequence_kernel
+    return {"sequence_kernel": kernel.memory_system, "executor": executor or kernel.executor}
+
+
+def _metrics_sink(config: Config) -> dict[str, Any]:
+    training = config.training
+    validation = training.validation_interval_iters or training.checkpoint_interval_iters
+    often = {"loss": ("train", training.log_frequency), "learning_rate": ("train", training.log_frequency)}
+    entries = {**often, "validation_loss": ("valid", validation)}
+    return {
+        "family": "language_wyrmling_train_v1",
+        "file": "events.jsonl",
+        "entries": [
+            {"name": name, "split": split, "interval_iters": interval}
+            for name, (split, interval) in entries.items()
+        ],
+    }
