@@ -41,8 +41,6 @@ def test_runs_come_in_the_order_they_began_with_the_latest_marked(tmp_path: Path
 
 def test_what_is_not_a_run_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    (tmp_path / ".tmp-x").mkdir()
-    (tmp_path / ".tmp-x" / "config.json").write_text("{}")
     (tmp_path / "file").write_text("")
     assert list_runs(tmp_path) == []
     assert list_runs(tmp_path / "nowhere") == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from wyrmling.config import Config
 from wyrmling.errors import CheckpointError, DataError
 from wyrmling.watch import (
     CheckpointReport,
@@ -170,7 +171,7 @@ def test_the_page_stands_alone(run: Path) -> None:
 
 
 def test_text_from_outside_is_escaped_and_kept(run: Path) -> None:
-    (run / "config.json").write_text(json.dumps({"environment": {"host": EVIL}}))
+    (run / "config.json").write_text(json.dumps({"versions": {"host": EVIL}}))
     (run / "training_config.json").write_text(json.dumps({"generation": {"prompt": EVIL}}))
     html = write_report(run).read_text(encoding="utf-8")
     assert "<script" not in html
@@ -189,7 +190,7 @@ def test_settings_choices_and_environment_are_shown(run: Path) -> None:
             {
                 "choices": [{"name": "device", "value": "cpu", "reason": "no GPU was found"}],
                 "origins": {"training.max_iters": "--set", "model": "small.toml:3"},
-                "environment": {"torch": "9.9.9", "cores": 2},
+                "versions": {"torch": "9.9.9"},
             }
         )
     )
@@ -201,6 +202,14 @@ def test_settings_choices_and_environment_are_shown(run: Path) -> None:
         assert part in text
     assert "training.epochs" not in text
     assert html.count('class="changed"') == 2 + 1, "two settings that somebody wrote, one warning"
+
+
+def test_without_origins_what_differs_from_the_defaults_stands_out(run: Path) -> None:
+    settings = {"training": {"max_iters": 300, "block_size": Config().training.block_size}}
+    (run / "training_config.json").write_text(json.dumps(settings))
+    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    assert "training.max_iters300chosen" in text
+    assert f"training.block_size{Config().training.block_size}default" in text
 
 
 def test_choices_that_were_only_told_are_shown_too(tmp_path: Path) -> None:

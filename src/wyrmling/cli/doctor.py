@@ -18,8 +18,7 @@ def doctor(
     ] = 1.0,
 ) -> None:
     """Measure what this machine offers for training, with a line of advice on each point."""
-    from ..config import Config
-    from ..config.paths import run_root
+    from ..config import Config, run_root
     from ..watch.survey import survey
 
     findings = survey(run_root(Config()), seconds=seconds)

@@ -34,8 +34,7 @@ def runs(
 
 
 def _default_root() -> Path:
-    from ..config import Config
-    from ..config.paths import run_root
+    from ..config import Config, run_root
 
     return run_root(Config())
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WyrmlingError
+from ..runs import RunDirectory, latest_run, run_names
 from .figures import Figures, count_figures
 from .jsonl import read_events
-
-EVENTS, LATEST = "events.jsonl", "latest"
 
 
 @dataclass(frozen=True)
@@ -37,37 +36,19 @@ class Overview:
 def list_runs(root: Path) -> list[Overview]:
     """The runs under `root`, the one begun last at the end; empty when there is no such folder.
 
-    A folder is a run when it holds `config.json` or `events.jsonl`. One that cannot be read is listed with
-    the reason, and does not hide the others.
+    A run that cannot be read is listed with the reason, and does not hide the others.
     """
-    if not root.is_dir():
-        return []
-    latest = _latest(root)
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    runs = [_overview(path, latest) for path in folders if _is_run(path)]
-    return sorted(runs, key=lambda run: (run.figures.started or _modified(run.path), run.name))
+    latest = latest_run(root)
+    runs = [_overview(root / name, latest) for name in run_names(root)]
+    return sorted(runs, key=lambda run: (run.figures.started or run.path.stat().st_mtime, run.name))
 
 
-def _is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("config.json", EVENTS))
-
-
-def _overview(path: Path, latest: str | None) -> Overview:
+def _overview(path: Path, latest: RunDirectory | None) -> Overview:
     figures, trouble = Figures(), None
-    if (path / EVENTS).is_file():
+    events = RunDirectory(path, path.name).events_path
+    if events.is_file():
         try:
-            figures = count_figures(read_events(path / EVENTS))
+            figures = count_figures(read_events(events))
         except (WyrmlingError, OSError, KeyError, TypeError) as error:
             trouble = f"unreadable: {error}"
-    return Overview(path.name, path, path.name == latest, figures, trouble)
-
-
-def _latest(root: Path) -> str | None:
-    try:
-        return (root / LATEST).read_text(encoding="utf-8").strip() or None
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime
+    return Overview(path.name, path, latest is not None and path == latest.path, figures, trouble)

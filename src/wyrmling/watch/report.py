@@ -12,8 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..config import Config
+from ..config.schema import DEFAULT_ORIGIN
 from ..errors import CheckpointError
 from ..files import publish, storage_errors, temporary_sibling, write_atomically
+from ..runs import RunDirectory
 from . import page, quantities
 from .curves import Chart, charts_of, draw_png, draw_svg
 from .figures import Event, Figures, count_figures, of_kind
@@ -21,7 +24,6 @@ from .jsonl import read_events
 from .page import Card
 from .profile import STAGE_PROFILE
 
-EVENTS, RECORD, SETTINGS = "events.jsonl", "config.json", "training_config.json"
 _SAMPLES_SHOWN = 3
 
 
@@ -36,18 +38,19 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
         StorageError: the page cannot be written.
     """
     target = output or run_directory / "report.html"
-    events = read_events(run_directory / EVENTS)
-    record, settings = _read(run_directory / RECORD), _read(run_directory / SETTINGS)
+    run = RunDirectory(run_directory, run_directory.name)
+    events = read_events(run.events_path)
+    record, settings = _read(run.config_json), _read(run.training_config_path)
     figures = count_figures(events)
     sections = [
         page.cards(headline(figures)),
         _charts(charts_of(events)),
         _samples(of_kind(events, "sample")),
         _choices(record.get("choices") or _announced(events)),
-        _settings(settings, record.get("origins") or {}),
+        _settings(settings, record.get("origins")),
         _time(events),
         _messages(of_kind(events, "message")),
-        _environment(record.get("environment")),
+        _facts(record),
     ]
     name = figures.name or run_directory.name
     html = page.page(name, _lead(figures), [part for part in sections if part])
@@ -64,7 +67,7 @@ def write_curves(run_directory: Path, output: Path | None = None) -> Path:
         StorageError: the picture cannot be written.
     """
     target = output or run_directory / "report.png"
-    events = read_events(run_directory / EVENTS)
+    events = read_events(RunDirectory(run_directory, run_directory.name).events_path)
     temporary = temporary_sibling(target)
     with storage_errors(target):
         try:
@@ -165,21 +168,26 @@ def _announced(events: Sequence[Event]) -> list[dict[str, str]]:
     ]
 
 
-def _settings(settings: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """Every setting with where its value comes from; those that somebody wrote stand out and come first."""
-    rows = [
-        (key, _shown(value), str(_origin(origins, key)))
-        for key, value in _flat(settings)
-        if value is not None and value != {}
-    ]
-    if not rows:
+def _settings(settings: Mapping[str, Any], origins: Mapping[str, str] | None) -> str:
+    """Every setting with where its value comes from; those that somebody chose come first and stand out.
+
+    A record without origins still tells what differs from the defaults.
+    """
+    flat = [(key, value) for key, value in _flat(settings) if value is not None and value != {}]
+    if not flat:
         return ""
+    where = _differences(flat) if origins is None else origins
+    rows = [(key, _shown(value), _origin(where, key)) for key, value in flat]
     head = ("Setting", "Value", "From")
-    chosen = [row for row in rows if row[2] not in ("default", "")]
-    body = page.table(head, chosen) if chosen else ""
-    marked = [number for number, row in enumerate(rows) if row in chosen]
+    marked = [number for number, row in enumerate(rows) if row[2] != DEFAULT_ORIGIN]
+    body = page.table(head, [rows[number] for number in marked]) if marked else ""
     body += page.fold(f"all {len(rows)} settings", page.table(head, rows, marked=marked))
     return page.section("Settings", body, key="settings")
+
+
+def _differences(flat: Sequence[tuple[str, Any]]) -> dict[str, str]:
+    defaults = dict(_flat(Config().to_dict()))
+    return {key: "chosen" for key, value in flat if key not in defaults or defaults[key] != value}
 
 
 def _time(events: Sequence[Event]) -> str:
@@ -211,11 +219,19 @@ def _messages(messages: Sequence[Event]) -> str:
     )
 
 
-def _environment(environment: Any) -> str:
-    if not isinstance(environment, Mapping) or not environment:
+def _facts(record: Mapping[str, Any]) -> str:
+    """What the run records about its model, its data and the versions it began with."""
+    kinds = ("model_spec", "data", "versions", "environment")
+    rows = [
+        (f"{kind.removesuffix('_spec')}.{key}", _shown(value))
+        for kind in kinds
+        if isinstance(record.get(kind), Mapping)
+        for key, value in _flat(record[kind])
+    ]
+    if not rows:
         return ""
-    rows = [(key, _shown(value)) for key, value in _flat(environment)]
-    return page.section("Environment", page.table(("What", "Value"), rows), key="environment")
+    table = page.table(("What", "Value"), rows)
+    return page.section("Model, data, versions", page.fold(f"{len(rows)} facts", table), key="facts")
 
 
 def _origin(origins: Mapping[str, str], key: str) -> str:
@@ -223,7 +239,7 @@ def _origin(origins: Mapping[str, str], key: str) -> str:
         if key in origins:
             return origins[key]
         key = key.rpartition(".")[0]
-    return "default" if origins else ""
+    return DEFAULT_ORIGIN
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
