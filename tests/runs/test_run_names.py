@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 
@@ -40,16 +41,22 @@ def test_drawing_a_name_leaves_the_generators_of_others_alone() -> None:
 
 @given(st.text(max_size=12))
 def test_what_is_allowed_is_one_plain_path_component(text: str) -> None:
-    try:
+    with contextlib.suppress(ConfigError):
         name = names.checked_name(text, "here")
-    except ConfigError as error:
-        assert "\n" not in str(error)
-        return
-    assert name == text
-    assert name.isascii()
-    assert not set(name) & set('/\\:*?"<>| \t\n')
-    assert not name.startswith((".", "-"))
-    assert not name.endswith(".")
+        assert name == text
+        assert name.isascii()
+        assert not set(name) & set('/\\:*?"<>| \t\n')
+        assert not name.startswith((".", "-"))
+        assert not name.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "name", ["", "latest", "a/b", "..", ".x", "a\nb", "a b", "é", "aux", "Con.x", "x.", "a" * 201]
+)
+def test_a_name_that_is_none_is_one_line(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"here = .* cannot be a run's name") as caught:
+        names.checked_name(name, "here")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
