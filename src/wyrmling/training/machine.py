@@ -115,7 +115,7 @@ def _device(asked: str, stored: str | None) -> Choice:
     if stored is not None:
         if not available[stored]:
             raise CheckpointError(
-                f"the run was trained on {stored}, which this machine does not have: resume it where it was trained, or "
+                f"the run was trained on {stored}, which this machine lacks: resume it where it was trained, or "
                 f"pass --allow-inexact with --set runtime.device=cpu"
             )
         return Choice("device", stored, "as when the run was created")
