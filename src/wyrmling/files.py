@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 def temporary_sibling(path: Path) -> Path:
     """A name beside `path`, on the same file system, that no reader takes for a real file."""
-    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}")
+    return path.with_name(f"{TEMPORARY_PREFIX}{path.name}-{os.getpid()}-{threading.get_native_id()}")
 
 
 def sync_directory(path: Path) -> None:

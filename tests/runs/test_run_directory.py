@@ -233,3 +233,25 @@ def test_a_refusal_of_the_file_system_is_a_storage_error(
 def test_importing_runs_and_the_store_does_not_import_torch() -> None:
     code = "import sys, wyrmling.runs, wyrmling.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_run_is_filled_before_it_has_its_name(tmp_path: Path) -> None:
+    """Nobody sees a run without its records; when filling fails, nothing stays and the name is free."""
+    seen = []
+
+    def fill(run: RunDirectory) -> None:
+        seen.append((run.name, (tmp_path / "runs" / "mine").exists()))
+        (run.path / "config.json").write_text("{}", encoding="utf-8")
+
+    def fail(run: RunDirectory) -> None:
+        fill(run)
+        raise RuntimeError("the disk is on fire")
+
+    with pytest.raises(RuntimeError, match="on fire"):
+        create_run(config(name="mine"), fail)
+    assert list((tmp_path / "runs").iterdir()) == []
+    run = create_run(config(name="mine"), fill)
+    assert (run.path / "config.json").is_file()
+    assert seen == [("mine", False), ("mine", False)]
+    with pytest.raises(ConfigError, match="exists already"):
+        create_run(config(name="mine"), fill)

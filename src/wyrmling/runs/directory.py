@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Mapping
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..config.paths import run_root
 from ..errors import CheckpointError, ConfigError
-from ..files import storage_errors, sync_directory, write_atomically
+from ..files import TEMPORARY_PREFIX, storage_errors, sync_directory, temporary_sibling, write_atomically
 from . import records
 from .environment import RUN_NAME_VARIABLE, given_run
 from .names import candidate_names, checked_name
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 LATEST = "latest"
 
 _SHOWN = 5
+_ABANDONED_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,21 @@ class RunDirectory:
             lock.release()
 
 
-def create_run(config: Config) -> RunDirectory:
+Fill = Callable[["RunDirectory"], None]
+
+
+def create_run(config: Config, fill: Fill | None = None) -> RunDirectory:
     """Make the directory of a new run, and let `latest` name it.
+
+    The directory is filled under a temporary name and renamed: a process killed at any instant leaves a whole run or
+    none.
 
     Directory and name are those of WYRMLING_RUN_DIR and WYRMLING_RUN_NAME, else `run_layout.name` under the run root,
     else a new random name.
+
+    Args:
+        fill: writes what the run has from its first instant (its records); called with the run's name and a
+            temporary path.
 
     Raises:
         ConfigError: the run exists already, the variables are incomplete or contradict the configuration.
@@ -148,13 +163,13 @@ def create_run(config: Config) -> RunDirectory:
             raise ConfigError(
                 f"{RUN_NAME_VARIABLE} is {name} and run_layout.name is {wanted}; unset one of them"
             )
-        return _claimed(path, name)
+        return _claimed(path, name, fill)
     root = run_root(config)
     if wanted is not None:
-        return _claimed(root / checked_name(wanted, "run_layout.name"), wanted)
+        return _claimed(root / checked_name(wanted, "run_layout.name"), wanted, fill)
     for name in candidate_names():
         with contextlib.suppress(FileExistsError):
-            return _create(root / name, name)
+            return _create(root / name, name, fill)
     raise AssertionError("candidate names do not end")
 
 
@@ -192,10 +207,10 @@ def run_names(root: Path) -> list[str]:
     return [path.name for path in sorted(runs, key=lambda path: (path.stat().st_mtime, path.name))]
 
 
-def _claimed(path: Path, name: str) -> RunDirectory:
+def _claimed(path: Path, name: str, fill: Fill | None) -> RunDirectory:
     """A run at a place that was asked for."""
     try:
-        return _create(path, name)
+        return _create(path, name, fill)
     except FileExistsError:
         raise ConfigError(
             f"{path} exists already, and a new run would write over it; choose another name, or go on with it "
@@ -203,13 +218,47 @@ def _claimed(path: Path, name: str) -> RunDirectory:
         ) from None
 
 
-def _create(path: Path, name: str) -> RunDirectory:
+def _create(path: Path, name: str, fill: Fill | None) -> RunDirectory:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir()  # the claim: of two processes that want one name, one gets it
+        _sweep(path.parent)
+        if fill is None:
+            path.mkdir()
+        else:
+            _fill_and_claim(path, name, fill)
         sync_directory(path.parent)
     write_atomically(path.parent / LATEST, path.name + "\n")
     return RunDirectory(path, name)
+
+
+def _fill_and_claim(path: Path, name: str, fill: Fill) -> None:
+    """Fill a directory, then give it its name; of two processes that want one name, one gets it.
+
+    Raises:
+        FileExistsError: the other one did (a directory that is not empty cannot be renamed over).
+    """
+    if path.exists():
+        raise FileExistsError(path)
+    temporary = temporary_sibling(path)
+    try:
+        temporary.mkdir()
+        fill(RunDirectory(temporary, name))
+        sync_directory(temporary)
+        os.rename(temporary, path)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and path.exists():
+            raise FileExistsError(path) from error
+        raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what processes that were killed while they made a run left here, when it is surely theirs no more."""
+    for entry in root.glob(f"{TEMPORARY_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if entry.is_dir() and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _open(path: Path) -> RunDirectory:

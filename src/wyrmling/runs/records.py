@@ -78,6 +78,7 @@ def build_run_record(
         "state_layout": state_layout(config),
         "metrics_sink": _metrics_sink(config),
         "data": dict(data_facts),
+        "origins": config.origins(),
         "choices": [{"name": choice.name, "value": choice.value, "reason": choice.reason} for choice in made],
         "versions": dict(versions),
     }

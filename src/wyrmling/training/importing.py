@@ -40,18 +40,19 @@ def import_published(
     tokenizer = build_tokenizer(config.dataset.tokenizer, lambda: iter(()))
     model = Model(config.model, vocabulary, seed=config.training.seed)
     load_model_tensors(model, published.tensors, cast=True)
-    run = create_run(config)
-    record = build_run_record(
-        config=config,
-        name=run.name,
-        model_facts={"parameters": model.parameter_count(), "vocab_size": vocabulary},
-        data_facts={"fingerprint": "", "tokenizer_fingerprint": tokenizer.fingerprint()},
-        choices=[Choice("weights", str(path), "imported from the published BDH")],
-        versions=versions(),
-    )
-    run.write_records(config, tokenizer, record)
-    save_checkpoint(
-        run.checkpoints, 0, {"model": model_tensors(model)}, {"step": 0, "imported_from": str(path)}
-    )
-    write_pointer(run.checkpoints, "latest", 0)
-    return run, model.parameter_count()
+
+    def fill(run: RunDirectory) -> None:
+        record = build_run_record(
+            config=config,
+            name=run.name,
+            model_facts={"parameters": model.parameter_count(), "vocab_size": vocabulary},
+            data_facts={"fingerprint": "", "tokenizer_fingerprint": tokenizer.fingerprint()},
+            choices=[Choice("weights", str(path), "imported from the published BDH")],
+            versions=versions(),
+        )
+        run.write_records(config, tokenizer, record)
+        progress = {"step": 0, "imported_from": str(path)}
+        save_checkpoint(run.checkpoints, 0, {"model": model_tensors(model)}, progress)
+        write_pointer(run.checkpoints, "latest", 0)
+
+    return create_run(config, fill), model.parameter_count()

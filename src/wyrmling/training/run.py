@@ -101,7 +101,7 @@ def train(
     if finished is not None:
         early.on_message(Message("info", "launch", finished.reason))
         return finished
-    run = launch.run or create_run(config)
+    run = launch.run or create_run(config, lambda directory: _write_records(parts.session(directory)))
     with run.lock():
         return _run(parts.session(run), launch, state, watchers, control)
 
@@ -111,9 +111,7 @@ def _run(
 ) -> TrainResult:
     run = session.run
     clean(run.checkpoints)
-    if launch.run is None:
-        _write_records(session)
-    else:
+    if launch.run is not None:
         for step in set_aside_newer(run.checkpoints, progress.step):
             Broadcaster(watchers).on_message(
                 Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier")

@@ -70,6 +70,10 @@ class Config(Table):
             key = key.rpartition(".")[0]
         return DEFAULT_ORIGIN
 
+    def origins(self) -> dict[str, str]:
+        """Where every value comes from that was given, by dotted key; what is not named is a default."""
+        return dict(self._origins)
+
     def to_dict(self, *, secrets: bool = False) -> dict[str, Any]:
         """Every value, defaults included, as JSON can hold it (paths as text).
 
