@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from .choices import checkpoint_step
+
 
 def evaluate(
     run: Annotated[
@@ -32,8 +34,6 @@ def evaluate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Loss, perplexity and bits per byte over every token of a text, each exactly once."""
-    from .choices import checkpoint_step
-
     step = checkpoint_step(checkpoint)
 
     from ..training import evaluate as run_evaluation

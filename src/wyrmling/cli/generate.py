@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import ConfigError, DataError
+from .choices import checkpoint_step
 
 if TYPE_CHECKING:
     from ..generation.conversation import Conversation
@@ -76,7 +77,7 @@ def generate(
         )
     if state_out is not None and not state_out.parent.is_dir():
         raise ConfigError(f"--state-out {state_out}: there is no folder {state_out.parent}")
-    _generate(run, _step(checkpoint), texts, overrides, output, state_in, state_out)
+    _generate(run, checkpoint_step(checkpoint), texts, overrides, output, state_in, state_out)
 
 
 def _generate(
@@ -160,16 +161,6 @@ def _number_or(text: str | None, word: str, option: str) -> int | None:
         return int(text)
     except ValueError:
         raise ConfigError(f"{option} must be a whole number or {word}, got {text!r}") from None
-
-
-def _step(checkpoint: str) -> Checkpoint:
-    if checkpoint == "latest":
-        return "latest"
-    if checkpoint == "best":
-        return "best"
-    if checkpoint.isascii() and checkpoint.isdecimal():
-        return int(checkpoint)
-    raise ConfigError(f"--checkpoint must be latest, best or the number of a step, got {checkpoint!r}")
 
 
 def _say(line: str) -> None:

@@ -204,6 +204,11 @@ def _stored_choices(
         CheckpointError: other text or another tokenizer (always); another torch (unless inexact is allowed).
     """
     record = run.record()
+    if not record["data"]["fingerprint"]:
+        raise CheckpointError(
+            f"{run.name} was imported, not trained: it has nothing to go on with; start a new run from its weights "
+            "with training.launch_mode = init_from_checkpoint"
+        )
     saved = load_tokenizer(run.tokenizer_path)
     different = differences(saved, dataset.tokenizer)
     if different is not None:

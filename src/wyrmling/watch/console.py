@@ -239,9 +239,10 @@ def _is_live_terminal(stream: PatientStream) -> bool:
 def _start_line(report: RunStarted) -> str:
     total = "" if report.total_steps is None else f"  {report.total_steps} steps"
     resumed = f"  resumed after step {report.step}" if report.resumed else ""
+    state = "" if report.state_bytes is None else f"  state {quantities.size(report.state_bytes)}"
     memory = "" if report.step_bytes is None else f"  about {quantities.size(report.step_bytes)} per step"
     parameters = f"{quantities.count(report.parameters)} parameters"
-    return f"run {report.name}  {parameters}{total}{resumed}{memory}  {report.path}"
+    return f"run {report.name}  {parameters}{total}{resumed}{state}{memory}  {report.path}"
 
 
 def _step_line(report: StepReport, seconds_left: float | None) -> str:
