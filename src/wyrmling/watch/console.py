@@ -75,11 +75,10 @@ class ConsoleReporter(Callback):
         self.progress = Progress(report.name, report.total_steps, report.step, started=now)
         self.progress.marks.append((now, report.step))
         self._print(_start_line(report))
+        for name, text in report.fingerprint:
+            self._print(f"{name}: {text}", "dim")
         if self.live:
             self._open_panel()
-        else:
-            for name, text in report.fingerprint:
-                self._print(f"{name}: {text}")
 
     def on_step(self, report: StepReport) -> None:
         now = self._clock()
