@@ -2,7 +2,8 @@
 
 from .evaluate import evaluate
 from .evaluation import Evaluation
+from .loading import LoadedRun, load_run
 from .machine import Machine
-from .run import LoadedRun, TrainResult, load_run, train
+from .run import TrainResult, train
 
 __all__ = ["Evaluation", "LoadedRun", "Machine", "TrainResult", "evaluate", "load_run", "train"]

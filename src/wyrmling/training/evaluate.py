@@ -10,7 +10,7 @@ from ..data.dataset import Dataset, prepare_dataset
 from ..data.store import Split
 from ..errors import DataError
 from .evaluation import Evaluation, evaluate_split
-from .run import LoadedRun
+from .loading import LoadedRun
 
 
 def evaluate(

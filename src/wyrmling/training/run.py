@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..checkpoint import Checkpoint, clean, locate_checkpoint, read_checkpoint, set_aside_newer
+from ..checkpoint import Checkpoint, clean, set_aside_newer
 from ..checkpoint.contents import load_model_tensors, load_optimizer_tensors
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
@@ -17,13 +16,13 @@ from ..files import write_json_atomically
 from ..model import Model
 from ..optim import describe_length
 from ..runs import RunDirectory, build_run_record, create_run, find_run
-from ..text.tokenizers import Tokenizer, differences, load_tokenizer
+from ..text.tokenizers import Tokenizer, differences
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
 from .evaluation import validate
 from .launch import Launch, resolve_launch
+from .loading import own_tokenizer
 from .loop import LoopEnd, Progress, TrainingLoop
-from .machine import Machine, apply_process_settings, choose_machine
 from .session import Parts, Session, build_parts
 from .stopping import stop_on_signals
 from .versions import versions
@@ -87,13 +86,15 @@ def train(
     control, watchers = Control(), list(callbacks)
     early = Broadcaster(watchers)
     launch = resolve_launch(config, early.on_message)
-    tokenizer = load_tokenizer(launch.run.tokenizer_path) if launch.run is not None else None
+    tokenizer = own_tokenizer(launch.run) if launch.run is not None else None
     if dataset is None:
         with preparing("reading the text") as advance:
             dataset = prepare_dataset(config, progress=advance, tokenizer=tokenizer)
     dataset.check(config.training.block_size)
     for note in dataset.notes:
         early.on_message(Message("info", "text", note))
+    if launch.initial is not None:
+        _refuse_other_vocabulary(launch.initial, dataset.tokenizer)
     stored = _stored_choices(launch.run, dataset, allow_inexact, early) if launch.run is not None else None
     parts = build_parts(config, dataset, stored)
     state = _load_weights(parts, launch)
@@ -209,8 +210,7 @@ def _stored_choices(
             f"{run.name} was imported, not trained: it has nothing to go on with; start a new run from its weights "
             "with training.launch_mode = init_from_checkpoint"
         )
-    saved = load_tokenizer(run.tokenizer_path)
-    different = differences(saved, dataset.tokenizer)
+    different = differences(own_tokenizer(run), dataset.tokenizer)
     if different is not None:
         raise CheckpointError(f"{run.name} was trained with another tokenizer: {different}")
     if record["data"]["fingerprint"] != dataset.fingerprint:
@@ -228,6 +228,17 @@ def _stored_choices(
         reports.on_message(Message("warning", "inexact", text))
     choices = {choice["name"]: choice["value"] for choice in record["choices"]}
     return None if allow_inexact else choices
+
+
+def _refuse_other_vocabulary(initial: Checkpoint, tokenizer: Tokenizer) -> None:
+    """Raises CheckpointError when borrowed weights were trained with another tokenizer than the new run's."""
+    lender = find_run(initial.path)
+    different = differences(own_tokenizer(lender), tokenizer)
+    if different is not None:
+        raise CheckpointError(
+            f"the weights of {lender.name} belong to another tokenizer: {different}; use its own, with "
+            f"dataset.tokenizer.vocab_path or the same [dataset.tokenizer]"
+        )
 
 
 def _write_records(session: Session) -> None:
@@ -282,43 +293,3 @@ def _write_pre_step_validation(session: Session, initial: Checkpoint) -> None:
         "init_checkpoint_step": initial.step,
     }
     write_json_atomically(session.run.path / "pre_step_validation.json", record)
-
-
-@dataclass(frozen=True)
-class LoadedRun:
-    """A run's model, ready for evaluation and generation."""
-
-    model: Model
-    tokenizer: Tokenizer
-    config: Config
-    machine: Machine
-    step: int
-    path: Path
-    run: RunDirectory
-
-
-def load_run(
-    run: str | Path = "latest",
-    *,
-    checkpoint: int | Literal["latest", "best"] = "latest",
-    root: Path | None = None,
-) -> LoadedRun:
-    """Load the model of a run.
-
-    Args:
-        run: a name, a run directory, or "latest".
-        checkpoint: a step, "latest" or "best".
-    Raises:
-        CheckpointError: no such run or checkpoint, or a damaged one.
-    """
-    directory = find_run(str(run), root)
-    config = directory.training_config()
-    tokenizer = load_tokenizer(directory.tokenizer_path)
-    found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
-    model = Model(config.model, tokenizer.vocab_size, seed=config.training.seed)
-    machine = choose_machine(config, model.geometry, model.layer_step.tile(config.training.block_size))
-    apply_process_settings(machine, deterministic=config.runtime.deterministic)
-    model.to(machine.device, machine.weight_dtype)
-    load_model_tensors(model, found.parts["model"])
-    model.eval()
-    return LoadedRun(model, tokenizer, config, machine, found.step, found.path, directory)

@@ -1,0 +1,70 @@
+"""From a run back to a model, ready for evaluation and generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..checkpoint import locate_checkpoint, read_checkpoint
+from ..checkpoint.contents import load_model_tensors
+from ..config import Config
+from ..errors import CheckpointError
+from ..model import Model
+from ..runs import RunDirectory, find_run
+from ..text.tokenizers import Tokenizer, load_tokenizer
+from .machine import Machine, apply_process_settings, choose_machine
+
+
+def own_tokenizer(run: RunDirectory) -> Tokenizer:
+    """The tokenizer that a run was trained with.
+
+    Raises:
+        CheckpointError: the file holds another one; as many tokens in another order would fail nowhere else.
+    """
+    tokenizer = load_tokenizer(run.tokenizer_path)
+    if tokenizer.fingerprint() != run.record()["data"]["tokenizer_fingerprint"]:
+        raise CheckpointError(
+            f"{run.tokenizer_path} is not the tokenizer that {run.name} was trained with; put the run's own file back"
+        )
+    return tokenizer
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A run's model, ready for evaluation and generation."""
+
+    model: Model
+    tokenizer: Tokenizer
+    config: Config
+    machine: Machine
+    step: int
+    path: Path
+    run: RunDirectory
+
+
+def load_run(
+    run: str | Path = "latest",
+    *,
+    checkpoint: int | Literal["latest", "best"] = "latest",
+    root: Path | None = None,
+) -> LoadedRun:
+    """Load the model of a run.
+
+    Args:
+        run: a name, a run directory, or "latest".
+        checkpoint: a step, "latest" or "best".
+    Raises:
+        CheckpointError: no such run or checkpoint, or a damaged one.
+    """
+    directory = find_run(str(run), root)
+    config = directory.training_config()
+    tokenizer = own_tokenizer(directory)
+    found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
+    model = Model(config.model, tokenizer.vocab_size, seed=config.training.seed)
+    machine = choose_machine(config, model.geometry, model.layer_step.tile(config.training.block_size))
+    apply_process_settings(machine, deterministic=config.runtime.deterministic)
+    model.to(machine.device, machine.weight_dtype)
+    load_model_tensors(model, found.parts["model"])
+    model.eval()
+    return LoadedRun(model, tokenizer, config, machine, found.step, found.path, directory)
