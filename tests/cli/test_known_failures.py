@@ -636,6 +636,18 @@ def test_a_run_that_diverges_stops_names_the_step_and_saves_nothing_that_is_not_
     assert "diverged" in command("runs").done().out
 
 
+def test_the_advice_after_a_divergence_can_be_followed(
+    command: Command, train: Command, tmp_path: Path
+) -> None:
+    """Where the message says to resume with another rate, a resume with another rate is not refused."""
+    path = write(tmp_path / "text.txt", small_text(60))
+    said = train(path, "optimizer.weight_decay=1e36", "training.max_iters=4", "run_layout.name=wild")
+    line = said.err.splitlines()[-1]
+    if "resume with a smaller optimizer.learning_rate" in line:
+        again = command("train", "--resume", "wild", *options("optimizer.learning_rate=1e-5"))
+        assert again.code != 2, again.err
+
+
 @pytest.mark.parametrize(
     "settings",
     [
