@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from small_texts import small_text
 
 if TYPE_CHECKING:
     from wyrmling import Config
@@ -47,16 +48,6 @@ def _poisoned_memory() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(mode)
     torch.utils.deterministic.fill_uninitialized_memory = before
-
-
-SENTENCE = "to be or not that is the question whether tis nobler in mind to suffer slings and arrows"
-WORDS = SENTENCE.split()
-
-
-def small_text(lines: int = 400, seed: int = 0) -> str:
-    """Text with something to learn: lines of a few words, the same on every machine."""
-    draw = random.Random(seed)
-    return "".join(" ".join(draw.choices(WORDS, k=draw.randint(3, 8))) + "\n" for _ in range(lines))
 
 
 @pytest.fixture

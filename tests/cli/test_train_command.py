@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from small_texts import small_text
 from wyrmling.__main__ import main
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from conftest import small_text
-
     folder = tmp_path_factory.mktemp("commands")
     (folder / "text.txt").write_text(small_text(), encoding="utf-8", newline="")
     (folder / "small.toml").write_text(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from killed_runs import STEPS, Victim, torment
 
+from small_texts import small_text
 from wyrmling.checkpoint import list_checkpoints
 from wyrmling.watch.jsonl import read_events
 
@@ -18,8 +19,6 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL"
 
 @pytest.fixture
 def text(tmp_path: Path) -> Path:
-    from conftest import small_text
-
     path = tmp_path / "text.txt"
     path.write_text(small_text(), encoding="utf-8", newline="")
     return path

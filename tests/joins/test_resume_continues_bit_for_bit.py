@@ -205,23 +205,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_word(tiny_config: Mak
     assert tensors_of(again.run.path, 12) == tensors_of(straight.run.path, 12)
 
 
-def test_a_missing_optimizer_part_is_an_error_not_a_fresh_start(tiny_config: Make) -> None:
-    import json
-
-    config = tiny_config()
-    done = wyrmling.train(config, callbacks=[StopAt(4)])
-    folder = checkpoint_path(done.run.checkpoints, 4)
-    (folder / "optimizer.safetensors").unlink()
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for table in manifest.values():
-        if isinstance(table, dict):
-            table.pop("optimizer.safetensors", None)
-            table.pop("optimizer", None)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError):
-        wyrmling.train(resume(config, done.run.path))
-
-
 def test_the_best_and_the_newest_stay(tiny_config: Make) -> None:
     config = tiny_config("training.checkpoint_keep=1", "training.checkpoint_interval_iters=2")
     done = wyrmling.train(config)

@@ -55,8 +55,13 @@ def evaluate(
     }
     if json:
         import json as writer
+        import math
 
-        typer.echo(writer.dumps(figures))
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
+        }
+        typer.echo(writer.dumps(finite))
         return
     typer.echo(
         f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}), {found.targets:,} tokens"

@@ -4,8 +4,9 @@ A position is turned into phases with
 
     phase_t[j] = 2 pi frac(t f[j]),     f in cycles per token,
 
-and the fractional part is taken in float64, so that a phase is exact at any position of a stream (float32 would lose
-a tenth of a radian after 10^5 tokens). Rotation is one complex product per pair of neurons: (x0 + i x1)(cos + i sin).
+and the fractional part is taken in float64, so that a phase is exact at any position of a stream (float32 would
+lose a tenth of a radian after a million tokens). Rotation is one complex product per pair of neurons:
+(x0 + i x1)(cos + i sin).
 
 Sources: RoPE, Su et al. 2021, with theta = 2^16 and frequencies per pair as in the published BDH code; PoPE, "polar
 coordinate position embeddings", magnitude softplus(x) and one frequency per neuron; ALiBi here is the described

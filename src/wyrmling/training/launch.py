@@ -87,8 +87,9 @@ def resolve_launch(config: Config, tell: Callable[[Message], None]) -> Launch:
             raise ConfigError(
                 "training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path"
             )
-        path = locate_checkpoint(Path(training.init_checkpoint_path), training.init_checkpoint_step)
-        return Launch(initial=read_checkpoint(path, ["model"]))
+        return Launch(
+            initial=_initial(Path(training.init_checkpoint_path), training.init_checkpoint_step, tell)
+        )
     if training.launch_mode == "resume_exact_run":
         if training.resume_run_dir is None:
             raise ConfigError("training.launch_mode = resume_exact_run requires training.resume_run_dir")
@@ -105,17 +106,29 @@ def resolve_launch(config: Config, tell: Callable[[Message], None]) -> Launch:
     return Launch(run=run, checkpoint=_read(run, training.resume_checkpoint_step, tell))
 
 
+def _initial(path: Path, step: int | None, tell: Callable[[Message], None]) -> Checkpoint:
+    """The weights to start with: the checkpoint that was named, or the newest good one."""
+    found = locate_checkpoint(path, step)
+    if step is None and found != path:
+        checkpoint = newest_good(found.parent, _teller(tell), ["model"])
+        if checkpoint is not None:
+            return checkpoint
+    return read_checkpoint(found, ["model"])
+
+
+def _teller(tell: Callable[[Message], None]) -> Callable[[Path, str], None]:
+    def damaged(path: Path, reason: str) -> None:
+        tell(Message("warning", "checkpoint", f"{path.name} is passed over: {reason}"))
+
+    return damaged
+
+
 def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) -> Checkpoint | None:
     if step is not None:
         return read_checkpoint(checkpoint_path(run.checkpoints, step))
 
-    def damaged(path: Path, reason: str) -> None:
-        tell(Message("warning", "checkpoint", f"{path.name} is passed over: {reason}"))
-
-    checkpoint = newest_good(run.checkpoints, damaged)
+    checkpoint = newest_good(run.checkpoints, _teller(tell))
     if checkpoint is None:
-        if list_checkpoints(run.checkpoints):
-            raise CheckpointError(f"every checkpoint in {run.checkpoints} is damaged: start a new run")
         tell(
             Message(
                 "info",

@@ -6,6 +6,7 @@ it tells people, and what `progress.json` saves.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from ..checkpoint import prune, save_checkpoint, write_pointer
 from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..data.batches import Batch, target_bytes
-from ..errors import WyrmlingError
+from ..errors import DivergedError, UserError, WyrmlingError
 from ..optim import limits
 from ..watch.events import (
     Broadcaster,
@@ -72,7 +73,11 @@ class Progress:
     def to_json(self, total_steps: int) -> dict[str, Any]:
         """The content of `progress.json`."""
         self.window.loss_sum = float(self.window.loss_sum)
-        return {**asdict(self), "total_steps": total_steps, "finished": self.reason in (FINISHED, EARLY)}
+        record = {**asdict(self), "total_steps": total_steps, "finished": self.reason in (FINISHED, EARLY)}
+        for name in ("loss", "validation_loss"):  # JSON has no NaN
+            if record[name] is not None and not math.isfinite(record[name]):
+                record[name] = None
+        return record
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Progress:
@@ -304,6 +309,7 @@ class TrainingLoop:
         progress.seconds = begun - self._started
         root = session.run.checkpoints
         with self.profile.stage("checkpoint"):
+            self._refuse_weights_that_are_not_finite()
             parts = {
                 "model": model_tensors(session.model),
                 "optimizer": optimizer_tensors(session.optimizer, session.model),
@@ -319,12 +325,26 @@ class TrainingLoop:
         self.reports.on_checkpoint(CheckpointReport(progress.step, path, size, seconds, self.control))
         self._clock_time += time.monotonic() - begun
 
+    def _refuse_weights_that_are_not_finite(self) -> None:
+        """An update can ruin a weight although its gradient was finite; such weights are not worth keeping."""
+        for name, parameter in self.session.model.named_parameters():
+            if not bool(torch.isfinite(parameter).all()):
+                raise DivergedError(
+                    f"training diverged at step {self.progress.step}: {name} is not finite; earlier checkpoints are "
+                    "intact: start again from one of them with a smaller optimizer.learning_rate or weight_decay"
+                )
+
     def _sample(self) -> None:
         begun = time.monotonic()
         with self.profile.stage("logging"):
-            sample = write_sample(self.session)
-        if sample is not None:
-            self.reports.on_sample(SampleReport(self.progress.step, sample.prompt, sample.text, self.control))
+            try:
+                sample = write_sample(self.session)
+            except UserError as error:
+                self.reports.on_message(Message("warning", "sample", f"no sample: {error}"))
+            else:
+                self.reports.on_sample(
+                    SampleReport(self.progress.step, sample.prompt, sample.text, self.control)
+                )
         self._clock_time += time.monotonic() - begun
 
     def _end(self, reason: str) -> None:

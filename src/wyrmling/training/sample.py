@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import UserError
 from ..generation.text import generate_text
 from .session import Session
 
@@ -17,18 +16,14 @@ class Sample:
     text: str
 
 
-def write_sample(session: Session) -> Sample | None:
-    """Continue the configured prompt; None where the tokenizer has no text or does not know the prompt.
+def write_sample(session: Session) -> Sample:
+    """Continue the configured prompt. Drawn with a fixed seed: a function of the weights, which changes nothing.
 
-    Drawn with a fixed seed, so a sample is a function of the weights, and drawing it changes nothing.
+    Raises:
+        DataError: the tokenizer does not know the prompt.
     """
     settings, training = session.config.generation, session.config.training
-    if session.dataset.tokenizer.kind == "pretokenized":
-        return None
     tokens = training.sample_tokens or (settings.max_tokens if isinstance(settings.max_tokens, int) else 200)
     seed = training.seed if settings.seed is None else settings.seed
-    try:
-        text = generate_text(session, settings.prompt, max_tokens=tokens, seed=seed)
-    except UserError:
-        return None
+    text = generate_text(session, settings.prompt, max_tokens=tokens, seed=seed)
     return Sample(settings.prompt, text)

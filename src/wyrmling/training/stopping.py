@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import threading
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
 
+from ..checkpoint import is_better
 from ..config.schema.training import EarlyStopping
 from ..watch.events import Control
 
@@ -70,14 +70,15 @@ class BestSoFar:
     without_improvement: int = 0
 
     def after(self, loss: float, step: int, min_delta: float = 0.0) -> BestSoFar:
-        """The record after one more validation. A loss that is not a number improves nothing."""
-        improved = not math.isnan(loss) and (self.reference is None or loss < self.reference - min_delta)
+        """The record after one more validation. A loss that is not finite improves nothing."""
+        reference = None if self.reference is None else self.reference - min_delta
+        improved = is_better(loss, reference)
         record = replace(
             self,
             reference=loss if improved else self.reference,
             without_improvement=0 if improved else self.without_improvement + 1,
         )
-        if not math.isnan(loss) and (self.loss is None or loss < self.loss):
+        if is_better(loss, self.loss):
             record = replace(record, loss=loss, step=step)
         return record
 

@@ -1,0 +1,148 @@
+"""What counts as an improvement, and what signals do."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import wyrmling
+from wyrmling import Config
+from wyrmling.checkpoint import checkpoint_path, list_checkpoints
+from wyrmling.config.schema.training import EarlyStopping
+from wyrmling.errors import DivergedError
+from wyrmling.training.stopping import BestSoFar, stop_on_signals
+from wyrmling.watch.events import Callback, Control, Message, StepReport
+
+Make = Callable[..., Config]
+
+
+def after(losses: list[float], min_delta: float = 0.0) -> BestSoFar:
+    record = BestSoFar()
+    for step, loss in enumerate(losses, start=1):
+        record = record.after(loss, step, min_delta)
+    return record
+
+
+def test_the_lowest_loss_is_the_best_and_the_earlier_of_two() -> None:
+    record = after([3.0, 2.0, 2.5, 2.0])
+    assert (record.loss, record.step, record.without_improvement) == (2.0, 2, 2)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_improves_nothing(bad: float) -> None:
+    assert after([bad]).step is None
+    assert after([bad, 5.0, bad]).step == 2
+    assert after([bad, 5.0, bad]).without_improvement == 1
+
+
+def test_small_gains_do_not_reset_the_patience_but_are_the_best() -> None:
+    record = after([3.0, 2.99, 2.98], min_delta=0.5)
+    assert (record.step, record.without_improvement) == (3, 2)
+    assert record.exhausted(EarlyStopping(patience=2))
+    assert not record.exhausted(EarlyStopping(patience=3))
+    assert not record.exhausted(None)
+
+
+def test_the_patience_survives_an_interruption(tiny_config: Make) -> None:
+    """Stopped and resumed, early stopping ends the run at the same step."""
+    settings = (
+        "training.early_stopping={patience = 2, min_delta = 10.0}",
+        "training.validation_interval_iters=3",
+    )
+    straight = wyrmling.train(tiny_config(*settings))
+
+    class StopAt(Callback):
+        def on_step(self, report: StepReport) -> None:
+            if report.step == 7:
+                report.control.stop("enough")
+
+    stopped = wyrmling.train(tiny_config(*settings), callbacks=[StopAt()])
+    from wyrmling.config import with_overrides
+
+    again = wyrmling.train(
+        with_overrides(
+            tiny_config(*settings),
+            [
+                "training.launch_mode=resume_exact_run",
+                f'training.resume_run_dir="{stopped.run.path.as_posix()}"',
+            ],
+        )
+    )
+    assert (again.step, again.reason) == (straight.step, straight.reason) == (9, "early stopping")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent differently there")
+def test_the_first_signal_asks_and_the_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    control = Control()
+    with stop_on_signals(control) as interrupt:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert control.stop_requested
+        assert interrupt.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_threads_take_no_signals() -> None:
+    codes = []
+
+    def work() -> None:
+        with stop_on_signals(Control()) as interrupt:
+            codes.append(interrupt.exit_code)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+
+def test_ruined_weights_are_not_saved(tiny_config: Make) -> None:
+    """A finite gradient and an infinite update: the run ends with a word and keeps its checkpoints."""
+    good = wyrmling.train(tiny_config("training.max_iters=4"))
+    place = f'training.init_checkpoint_path="{good.run.path.as_posix()}"'
+    wild = tiny_config(
+        "training.launch_mode=init_from_checkpoint",
+        place,
+        "optimizer.weight_decay=1e300",
+        "training.checkpoint_interval_iters=1",
+    )
+    with pytest.raises(DivergedError, match="not finite") as caught:
+        wyrmling.train(wild)
+    assert "init_from_checkpoint" in str(caught.value) or "weight_decay" in str(caught.value)
+    run = (
+        Path(os.environ["WYRMLING_RUN_ROOT"])
+        / (Path(os.environ["WYRMLING_RUN_ROOT"]) / "latest").read_text().strip()
+    )
+    assert list_checkpoints(run / "checkpoint") == []
+
+
+def test_a_warm_start_takes_the_newest_good_checkpoint(tiny_config: Make) -> None:
+    good = wyrmling.train(tiny_config("training.checkpoint_keep=9"))
+    damaged = checkpoint_path(good.run.checkpoints, 12) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    told: list[str] = []
+
+    class Listener(Callback):
+        def on_message(self, report: Message) -> None:
+            told.append(report.text)
+
+    place = f'training.init_checkpoint_path="{good.run.path.as_posix()}"'
+    result = wyrmling.train(
+        tiny_config(
+            "training.launch_mode=init_from_checkpoint",
+            place,
+            "optimizer.learning_rate=1e-12",
+            "optimizer.lr_schedule.type=constant",
+        ),
+        callbacks=[Listener()],
+    )
+    assert any("step-000000012 is passed over" in text for text in told)
+    eighth = wyrmling.load_run(good.run.path, checkpoint=8).model
+    for name, parameter in result.model.named_parameters():
+        torch.testing.assert_close(parameter, eighth.get_parameter(name), rtol=1e-6, atol=1e-8)
