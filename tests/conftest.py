@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from small_texts import small_text
+from time_budget import TimeBudget
 
 if TYPE_CHECKING:
     from wyrmling import Config
@@ -20,6 +21,10 @@ settings.register_profile(
     "project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("project")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(TimeBudget())
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from time_budget import SECONDS
+
 SOURCE = Path(__file__).parents[1] / "src" / "wyrmling"
 # From the ground up: a package may import those before it, never one after it.
 ORDER = [
@@ -115,7 +117,9 @@ def test_public_names_exist_and_are_documented() -> None:
         wyrmling.nothing_of_the_kind  # noqa: B018
 
 
-def test_every_test_of_source_mirrors_a_package() -> None:
+def test_every_folder_of_tests_mirrors_a_package_and_has_a_time_budget() -> None:
     root = Path(__file__).parent
     folders = {path.name for path in root.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders <= {*ORDER, "joins", "data", "documentation", "benchmarks"}, folders
+    assert folders <= {*ORDER, "joins", "documentation", "benchmarks"}, folders
+    assert folders <= SECONDS.keys()
+    assert sum(SECONDS.values()) < 12 * 60
