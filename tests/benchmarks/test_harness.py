@@ -29,13 +29,13 @@ def test_both_models_of_a_pair_compute_the_same() -> None:
     torch.testing.assert_close(ours.decoder.grad, plain.decoder.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_recompute_needs_a_fraction_of_the_plain_memory() -> None:
+def test_recompute_needs_less_than_half_of_the_plain_memory() -> None:
     """Peaks of child processes, at the smallest size of the benchmark."""
     used = {
         who: harness.peak_memory("benchmarks.speed", {"who": who, "size": 0})
         for who in ("plain", "recompute")
     }
-    assert used["recompute"] < used["plain"] / 3
+    assert used["recompute"] < used["plain"] / 2
 
 
 def test_a_table_is_markdown() -> None:
