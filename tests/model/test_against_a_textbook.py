@@ -210,14 +210,8 @@ def test_a_reset_given_to_the_layer_or_the_memory_empties_the_row() -> None:
     read, _ = model.memory(neurons, stream, state.layers[0], position=torch.tensor([0, 6]), reset=reset)
     alone, _ = model.memory(neurons[:1], stream[:1], None, position=torch.zeros(1, dtype=torch.int64))
     torch.testing.assert_close(read[:1], alone, rtol=1e-12, atol=1e-12)
-    assert (
-        float(
-            (read[1] - model.memory(neurons[1:], stream[1:], None, position=torch.zeros(1).long())[0])
-            .abs()
-            .max()
-        )
-        > 1e-3
-    )
+    forgotten, _ = model.memory(neurons[1:], stream[1:], None, position=torch.zeros(1, dtype=torch.int64))
+    assert float((read[1] - forgotten[0]).abs().max()) > 1e-3  # the other row still knows its past
 
 
 @torch.no_grad()
@@ -255,7 +249,8 @@ def test_low_precision_is_where_it_should_be_and_nowhere_else() -> None:
         products.update((a.dtype, b.dtype))
         return original(a, b)
 
-    exact, exact_state = model(tokens)
+    with torch.no_grad():
+        exact, exact_state = model(tokens)
     torch.bmm = watching
     try:
         with torch.autocast("cpu", torch.bfloat16):
@@ -266,8 +261,8 @@ def test_low_precision_is_where_it_should_be_and_nowhere_else() -> None:
     assert products == {torch.bfloat16}
     assert hidden.dtype == state.layers[0]["rho"].dtype == loss.dtype == torch.float32
     assert not torch.equal(hidden, exact)
-    assert float((hidden - exact).norm() / exact.norm()) < 0.05
-    assert float((state.layers[0]["rho"] - exact_state.layers[0]["rho"]).norm()) > 0
+    assert float((hidden.detach() - exact).norm() / exact.norm()) < 0.05
+    assert float((state.layers[0]["rho"].detach() - exact_state.layers[0]["rho"]).norm()) > 0
     loss.backward()
     assert all(p.grad.dtype == torch.float32 for p in model.parameters() if p.grad is not None)
 
@@ -277,14 +272,8 @@ def test_masks_and_first_weights_are_pinned() -> None:
     mask = Dropout(0.25, 1, 2, (3,)).mask(4, torch.tensor([60]), 8, 2, 6)
     digest = int(np.packbits(mask.numpy().reshape(-1)).astype(np.int64) @ (np.arange(12) + 1))
     weights = Model(ModelConfig.model_validate(BASE), 11, seed=1).state_dict()
-    found = {
-        "mask": digest,
-        "threshold": Dropout(0.1, 0, 0, ()).threshold,
-        "encoder": round(float(weights["encoder"].double().abs().sum()), 6),
-        "decoder": round(float(weights["decoder"].double().abs().sum()), 6),
-        "embedding": round(float(weights["embedding.weight"].double().abs().sum()), 6),
-    }
-    assert found == PINNED
-
-
-PINNED: dict[str, float] = {}
+    assert digest == 16155
+    assert Dropout(0.1, 0, 0, ()).threshold == 6554
+    # the normal numbers themselves may differ in their last bits between processors
+    for name, expected in (("encoder", 4.124269), ("decoder", 4.035111), ("embedding.weight", 1.39803)):
+        assert float(weights[name].double().abs().sum()) == pytest.approx(expected, rel=1e-5)

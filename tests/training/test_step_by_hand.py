@@ -1,4 +1,4 @@
-"""One optimizer step, done again by hand: what is summed, divided, measured, clipped and applied, and in which order."""
+"""One optimizer step, done again by hand: what is summed, divided, measured, clipped, applied, in which order."""
 
 from __future__ import annotations
 
