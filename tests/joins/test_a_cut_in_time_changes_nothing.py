@@ -270,3 +270,23 @@ def test_a_state_of_other_rows_is_refused_not_broadcast() -> None:
     _, state = model(torch.randint(0, 13, (1, 3)))
     with pytest.raises(ValueError, match="1 rows, the tokens have 4"):
         model(torch.randint(0, 13, (4, 3)), state)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_do_not_depend_on_whether_the_final_state_is_wanted(recompute: bool) -> None:
+    """What every training step does: several tiles, the last state dropped; gradients flow through the others."""
+    model = build("rope", executor="chunked")
+    model.memory.chunk, model.layer_step.recompute = 4, recompute
+    tokens, targets = torch.randint(0, 13, (2, 11)), torch.randint(0, 13, (2, 11))
+
+    def gradients(carry: bool) -> dict[str, Tensor]:
+        model.zero_grad(set_to_none=True)
+        model.loss_sum(model(tokens, carry=carry)[0], targets).backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+    kept, dropped = gradients(True), gradients(False)
+    model.memory.executor = "naive"
+    exact = gradients(True)
+    for name, gradient in exact.items():
+        torch.testing.assert_close(dropped[name], gradient, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(kept[name], gradient, rtol=1e-9, atol=1e-10)

@@ -177,3 +177,89 @@ def test_low_precision_keys_keep_a_float32_state() -> None:
     assert low.dtype == low_state["rho"].dtype == torch.float32
     assert float((low - exact).norm() / exact.norm()) < 2e-2
     assert float((low_state["rho"] - exact_state["rho"]).norm() / exact_state["rho"].norm()) < 2e-2
+
+
+def test_half_precision_is_rotated_and_summed_in_float32() -> None:
+    """Rounding happens once per value: rotating in bfloat16 itself, or summing values in it, would lose more."""
+    from wyrmling.numerics.positions import PhaseTable, rotary_frequencies, rotate
+
+    x = torch.rand(1, 1, 64, 32).bfloat16()
+    rotor = PhaseTable(rotary_frequencies(32, 2.0**16))(torch.tensor([100]), 64, torch.float32, x.device)
+    assert torch.equal(rotate(x, rotor), rotate(x.float(), rotor).bfloat16())
+
+    q, v, along = torch.rand(1, 1, 300, 8).bfloat16(), torch.randn(1, 300, 4), torch.randn(1, 300, 4)
+
+    def gradient(queries: Tensor) -> Tensor:
+        values = v.clone().requires_grad_()
+        read, _ = dense.linear_attention(queries, values, None, None, carry=False)
+        (read * along).sum().backward()
+        return values.grad
+
+    exact = gradient(q.float())
+    assert float((gradient(q) - exact).norm() / exact.norm()) < 6e-3
+
+
+@pytest.mark.parametrize("decay", [None, torch.tensor([0.9, 0.6])])
+def test_gradients_with_bfloat16_products_are_near_the_exact_ones(decay: Tensor | None) -> None:
+    """To queries, values and the initial state, through reads and final state: within what rounding explains."""
+
+    def gradients(dtype: torch.dtype) -> list[Tensor]:
+        wide = torch.float32 if dtype == torch.bfloat16 else torch.float64
+        q = draw(2, 2, 150, 8, seed=1).abs().to(torch.float32).requires_grad_()
+        v = draw(2, 150, 4, seed=2).to(torch.float32).requires_grad_()
+        state = draw(2, 2, 8, 4, seed=3).to(torch.float32).requires_grad_()
+        factor = None if decay is None else decay.to(wide)
+        read, final = dense.linear_attention(q.to(dtype), v.to(wide), state.to(wide), factor)
+        loss = (read * draw(*read.shape, seed=4).to(wide)).sum() / 20
+        (loss + (final * draw(*final.shape, seed=5).to(wide)).sum()).backward()
+        return [q.grad, v.grad, state.grad]
+
+    for low, exact in zip(gradients(torch.bfloat16), gradients(torch.float64), strict=True):
+        assert float((low - exact).norm() / exact.norm()) < 2e-2
+
+
+def test_a_second_derivative_fails_instead_of_being_wrong() -> None:
+    q = draw(1, 1, 4, 2).requires_grad_()
+    read, _ = dense.linear_attention(q, draw(1, 4, 3), None, None)
+    (first,) = torch.autograd.grad(read.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate"):
+        first.square().sum().backward()
+
+
+def test_copies_and_pickles_carry_no_tables() -> None:
+    import copy
+    import pickle
+
+    memory = LinearAttention(2, 64, 8)
+    small = len(pickle.dumps(memory))
+    memory(torch.rand(1, 2, 600, 64), torch.rand(1, 600, 8), position=torch.zeros(1, dtype=torch.int64))
+    assert len(pickle.dumps(memory)) == small
+    assert copy.deepcopy(memory)._phases is None
+
+
+def test_replaced_frequencies_never_meet_an_old_table() -> None:
+    """Also when the new tensor takes the place of the old one in memory."""
+    x, h, start = draw(1, 1, 6, 4).abs(), draw(1, 6, 3), torch.tensor([5])
+    memory = LinearAttention(1, 4, 3).double()
+    for factor in range(1, 12):
+        frequencies = LinearAttention(1, 4, 3).frequencies * factor
+        memory.load_state_dict({"frequencies": frequencies.clone()}, assign=True)
+        fresh = LinearAttention(1, 4, 3).double()
+        fresh.load_state_dict({"frequencies": frequencies})
+        assert torch.equal(memory(x, h, position=start)[0], fresh(x, h, position=start)[0])
+
+
+def test_a_memory_made_under_inference_works() -> None:
+    with torch.inference_mode():
+        memory = LinearAttention(1, 4, 3)
+    assert memory(torch.rand(1, 1, 3, 4), torch.rand(1, 3, 3), position=torch.tensor([0]))[0].shape == (
+        1,
+        1,
+        3,
+        3,
+    )
+
+
+def test_the_reference_executor_is_the_automatic_one() -> None:
+    assert choose_form(10**5, 64, 64, forced="reference").form == "chunked"
+    assert choose_form(16, 64, 64, forced="reference").form == "dense"

@@ -136,11 +136,15 @@ def saved_bytes(model: Model, rows: int, length: int) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize(("rows", "length"), [(2, 64), (3, 200)])
-def test_the_estimate_of_a_step_is_near_what_autograd_keeps(rows: int, length: int) -> None:
-    model = Model(small(n_embd=32, latent_total=1024, n_layer=3), 11)
+@pytest.mark.parametrize(("rows", "length", "tile"), [(2, 64, 64), (3, 200, 200), (2, 200, 16), (1, 210, 7)])
+def test_the_estimate_of_a_step_is_near_what_autograd_keeps(rows: int, length: int, tile: int) -> None:
+    """In one tile, and in tiles with a state at every border (which outweigh the neurons where tiles are short)."""
+    executor = "dense" if tile == length else "chunked"
+    kernel = {"memory_system": "linear_attention", "executor": executor}
+    model = Model(small(n_embd=32, latent_total=1024, n_layer=3, sequence_kernel=kernel), 11)
+    model.memory.chunk = tile
     measured = saved_bytes(model, rows, length)
-    estimate = model.geometry.activation_bytes(rows, length, recompute=False, tile=length)
+    estimate = model.geometry.activation_bytes(rows, length, recompute=False, tile=tile)
     assert 0.7 < estimate / measured < 1.4
 
 
@@ -219,3 +223,41 @@ def test_observed_sums_are_counts_of_what_fires() -> None:
     first = model.norm(model.embedding(tokens))
     by_hand = (torch.einsum("btd,hdn->bhtn", first, model.encoder) > 0).sum((0, 2)).float()
     assert torch.equal(seen[0].x_firing, by_hand)
+
+
+def test_a_copy_of_a_model_keeps_its_roles() -> None:
+    import copy
+
+    model = copy.deepcopy(Model(small(normalization={"affine": True}), 11))
+    roles = {name: role_of(parameter, name) for name, parameter in model.named_parameters()}
+    assert roles["norm.gain"] == "gain"
+    assert roles["encoder"] == "matrix"
+    assert roles["lm_head"] == "head"
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    assert all(role_of(parameter, name) for name, parameter in averaged.named_parameters())
+
+
+def test_a_tied_tensor_gets_both_gradients() -> None:
+    tied = Model(small(tie_embeddings=True), 11).double()
+    apart = Model(small(), 11).double()
+    with torch.no_grad():
+        apart.load_state_dict({**tied.state_dict(), "lm_head": tied.embedding.weight.t().clone()})
+    tokens, targets = torch.randint(0, 11, (2, 6)), torch.randint(0, 11, (2, 6))
+    for model in (tied, apart):
+        model.loss_sum(model(tokens)[0], targets).backward()
+    together = apart.embedding.weight.grad + apart.lm_head.grad.t()
+    torch.testing.assert_close(tied.embedding.weight.grad, together, rtol=1e-10, atol=1e-12)
+
+
+def test_moving_a_state_leaves_its_position_on_the_cpu() -> None:
+    moved = state_after(Model(small(), 11), [4, 1]).to("meta")
+    assert moved.layers[0]["rho"].device.type == "meta"
+    assert moved.position.tolist() == [4, 1]
+
+
+def test_losses_of_half_precision_logits_are_computed_in_float32() -> None:
+    from wyrmling.model.heads.standard import cross_entropy_sum, token_losses
+
+    logits, targets = (torch.randn(3, 5, 40) * 4).bfloat16(), torch.randint(0, 40, (3, 5))
+    assert torch.equal(cross_entropy_sum(logits, targets), cross_entropy_sum(logits.float(), targets))
+    assert torch.equal(token_losses(logits, targets), token_losses(logits.float(), targets))

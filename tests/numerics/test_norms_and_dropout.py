@@ -97,3 +97,23 @@ def test_masks_are_not_aligned_between_neighbours() -> None:
         shifted = kept.roll(1, axis)
         correlation = float((kept * shifted).mean()) * 4
         assert abs(correlation) < 4 / math.sqrt(kept.numel())
+
+
+def test_masks_of_several_threads_do_not_mix() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    keys = [Dropout(0.5, seed, 0, (0,)) for seed in range(24)]
+
+    def draw(key: Dropout) -> torch.Tensor:
+        return key.mask(0, torch.tensor([0]), 256, 4, 64)
+
+    alone = [draw(key) for key in keys]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(draw, keys))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_a_rate_next_to_one_still_keeps_something() -> None:
+    key = Dropout(0.999999, 0, 0, (0,))
+    assert key.scale == 65536.0
+    assert key.threshold == 65535

@@ -19,7 +19,7 @@ from wyrmling.data.dataset import Dataset
 from wyrmling.errors import DataError
 from wyrmling.model import Model
 from wyrmling.text.tokenizers import build_tokenizer
-from wyrmling.training.evaluation import evaluate_split
+from wyrmling.training.evaluation import evaluate_split, validate
 from wyrmling.training.machine import Machine
 
 Make = Callable[..., Config]
@@ -89,3 +89,18 @@ def test_nothing_to_validate_on_is_said(tiny_config: Make) -> None:
     assert result.validation_loss is None
     with pytest.raises(DataError, match="no validation split"):
         wyrmling.evaluate(wyrmling.load_run(result.run.path))
+
+
+def test_the_same_windows_are_validated_every_time() -> None:
+    """Two validations of one model agree to the last bit, also where the split is larger than the sample."""
+    split = Dataset.from_texts("to be or not to be, that is the question " * 60, tokenizer=BYTES).train
+    ours = model()
+    losses = {
+        validate(ours, split, BYTES, MACHINE, block_size=16, rows=2, batches=3, seed=1).loss for _ in range(2)
+    }
+    assert len(losses) == 1
+    other = validate(ours, split, BYTES, MACHINE, block_size=16, rows=2, batches=3, seed=2)
+    assert other.loss not in losses
+    assert other.targets == 96
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.data.batches import Batch
+from wyrmling.errors import DivergedError
 from wyrmling.model import Model
 from wyrmling.numerics.dropout import Dropout
 from wyrmling.optim import Limits
@@ -117,3 +120,42 @@ def test_a_bfloat16_step_is_near_the_exact_one_and_not_it() -> None:
     low = taken(model().float(), dtype=torch.bfloat16)
     assert low.loss() != exact.loss()
     assert low.loss() == pytest.approx(exact.loss(), rel=1e-2)
+
+
+def test_nothing_changes_when_a_gradient_is_not_finite() -> None:
+    """Not a weight, not a moment, not a counter."""
+    ours = model()
+    update = torch.optim.AdamW(ours.parameters(), lr=0.1)
+    machine = Machine(torch.device("cpu"), torch.float64, 1, False, ())
+
+    def step() -> StepOutcome:
+        return optimizer_step(
+            ours,
+            update,
+            batches(),
+            machine,
+            step=1,
+            rate=0.1,
+            dropout=0.0,
+            seed=1,
+            limits=OFF,
+            profile=StageProfile(),
+        )
+
+    step()
+    before = copy.deepcopy((ours.state_dict(), update.state_dict()["state"]))
+    handle = ours.encoder.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(DivergedError, match="the gradient of encoder"):
+        step()
+    handle.remove()
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, before[0][name])
+    for index, slots in update.state_dict()["state"].items():
+        for name, tensor in slots.items():
+            assert torch.equal(tensor, before[1][index][name])
+
+
+def test_gradients_that_somebody_left_behind_do_not_count() -> None:
+    clean, littered = model(), model()
+    littered.loss_sum(littered(batches(1)[0].tokens)[0], batches(1)[0].targets).backward()
+    assert taken(littered).gradient_norm == taken(clean).gradient_norm

@@ -10,7 +10,7 @@ Source: the published BDH code (Pathway, "The Dragon Hatchling", 2025) and its r
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from ..config.schema.model import Model as ModelConfig
 from ..memory import LinearAttention
 from ..numerics.dropout import Dropout
 from ..numerics.norms import Norm
-from ..numerics.roles import declare
+from ..numerics.roles import Role, declare
 from . import init
 from .geometry import Geometry
 from .heads.standard import cross_entropy_sum, token_losses
@@ -81,6 +81,14 @@ class Model(nn.Module):
         self.layer_step = Composed(
             self.memory, self.norm, x_threshold=x_threshold, y_threshold=y_threshold, recompute=recompute
         )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After `copy.deepcopy` or unpickling: new parameters know nothing of their roles."""
+        super().__setstate__(state)
+        named: dict[str, Role] = {"embedding.weight": "embedding", "lm_head": "head"}
+        named |= {"norm.gain": "gain", "norm.alpha": "gain", "norm.bias": "bias", "norm.shift": "bias"}
+        for name, parameter in self.named_parameters():
+            declare(parameter, named.get(name, "matrix"))
 
     @property
     def device(self) -> torch.device:
@@ -172,8 +180,9 @@ class Model(nn.Module):
         return self.embedding.weight.t() if self.lm_head is None else self.lm_head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the next token: hidden [..., D] -> [..., V]."""
-        return hidden @ self.head_weight()
+        """Scores of the next token: hidden [..., D] -> [..., V], in the head's dtype."""
+        weight = self.head_weight()
+        return hidden.to(weight.dtype) @ weight
 
     def loss_sum(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Sum of the token losses in nats (a scalar); see `cross_entropy_sum`."""

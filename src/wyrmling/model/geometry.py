@@ -40,28 +40,36 @@ class Geometry:
         return rows * (self.heads * keys * self.width * element_size + 8)
 
     def activation_bytes(
-        self, rows: int, length: int, *, recompute: bool, tile: int, element_size: int = 4
+        self,
+        rows: int,
+        length: int,
+        *,
+        recompute: bool,
+        tile: int,
+        element_size: int = 4,
+        dropout: bool = False,
     ) -> int:
         """Bytes that a training step keeps for its backward pass, an estimate from the tensors that are kept.
 
-        Without recompute every layer keeps x, the encoded keys, y and x * y, and its scores; with recompute one tile
-        of one layer has these alive at a time, with as much again for their gradients, and a layer keeps its stream
-        and the states between tiles.
+        Without recompute every layer keeps x, the encoded keys, y and x * y (pope: the magnitudes too, dropout: a
+        byte per neuron), and its scores; with recompute one tile of one layer has these alive at a time, with as much
+        again for their gradients, and a layer keeps its stream and the states between tiles. Neurons have the
+        products' `element_size`; stream, states and the softmax have at least four bytes.
         """
         tile = min(tile, length)
         tiles = -(-length // tile)
+        wide = max(element_size, 4)
+        per_neuron = (3 + self.key_factor) * element_size + dropout + (wide if self.key_factor == 2 else 0)
 
         def neurons_of(tokens: int, n: int) -> int:
             scores = self.heads * rows * tokens * (min(tile, tokens) + 1) // 2
-            return (rows * tokens * self.heads * n * (3 + self.key_factor) + scores) * element_size
+            return rows * tokens * self.heads * n * per_neuron + scores * element_size
 
-        stream = rows * length * self.width * element_size
-        states = sum(
-            (tiles - 1) * rows * self.heads * n * self.key_factor * self.width * element_size
-            for n in self.layer_neurons
-        )
-        logits = rows * length * self.vocab_size * element_size
+        stream = rows * length * self.width * wide
+        one_state = rows * self.heads * self.key_factor * self.width * wide
+        states = sum((tiles - 1) * n * one_state for n in self.layer_neurons)
+        logits = rows * length * self.vocab_size * wide
         if recompute:
-            return self.layers * stream + states + 2 * neurons_of(tile, self.neurons) + 2 * logits
+            return self.layers * stream + states + 2 * neurons_of(tile, self.neurons) + logits
         kept = sum(neurons_of(length, n) for n in self.layer_neurons)
-        return kept + self.layers * (6 + 2 * self.heads) * stream + states + 2 * logits
+        return kept + self.layers * (6 + 2 * self.heads) * stream + states + logits

@@ -6,8 +6,8 @@ ones, and a cut in time does not change them: token t of a row lies in tile t //
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,9 +19,15 @@ TILE = 64
 _RESOLUTION = 1 << 16
 
 
-@lru_cache(maxsize=2)
+_buffers = threading.local()
+
+
 def _stream(words: int) -> WordStream:
-    return WordStream(words)
+    """A stream with buffers of this thread's own, kept from call to call."""
+    stream: WordStream | None = getattr(_buffers, "stream", None)
+    if stream is None or stream.words != words:
+        stream = _buffers.stream = WordStream(words)
+    return stream
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Dropout:
     @property
     def threshold(self) -> int:
         """The rate in units of 2^-16."""
-        return round(self.rate * _RESOLUTION)
+        return min(round(self.rate * _RESOLUTION), _RESOLUTION - 1)
 
     @property
     def scale(self) -> float:

@@ -82,6 +82,7 @@ class WordStream:
     """
 
     def __init__(self, n: int) -> None:
+        self.words = n
         with np.errstate(over="ignore"):
             self._counters = np.arange(1, n + 1, dtype=U64) * U64(_GAMMA)
         self._words = np.empty(n, dtype=U64)

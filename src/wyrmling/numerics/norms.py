@@ -16,7 +16,7 @@ from .roles import declare
 
 NormKind = Literal["layer_norm", "rms_norm", "dynamic_tanh", "derf"]
 
-# erf(a x) and tanh(x / 2) have the same slope at 0 for a = sqrt(pi) / 4 * 2 = 0.8862.
+# The described system's: tanh(x / 2), and erf(sqrt(pi) / 2 x), whose slope at 0 is 1.
 DEFAULT_ALPHA = {"dynamic_tanh": 0.5, "derf": 0.88622695}
 
 
@@ -49,9 +49,9 @@ class Norm(nn.Module):
         self.shift: nn.Parameter | None = None
         if kind in DEFAULT_ALPHA:
             start = DEFAULT_ALPHA[kind] if alpha is None else alpha
-            self.alpha = declare(nn.Parameter(torch.full((1,), start)), "gain")
+            self.alpha = declare(nn.Parameter(torch.full((1,), float(start))), "gain")
         if kind == "derf":
-            self.shift = declare(nn.Parameter(torch.full((1,), shift or 0.0)), "bias")
+            self.shift = declare(nn.Parameter(torch.full((1,), float(shift or 0.0))), "bias")
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [..., D]; same shape. Half precision is computed in float32 and returned in float32."""

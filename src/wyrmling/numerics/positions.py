@@ -4,8 +4,8 @@ A position is turned into phases with
 
     phase_t[j] = 2 pi frac(t f[j]),     f in cycles per token,
 
-and the fractional part is taken in float64, so that a phase is exact at any position of a stream (float32 would
-lose a tenth of a radian after a million tokens). Rotation is one complex product per pair of neurons:
+and the fractional part is taken in float64, so that a phase is exact to 1e-7 over the first billion tokens of a
+stream (float32 would lose a tenth of a radian after a million). Rotation is one complex product per pair of neurons:
 (x0 + i x1)(cos + i sin).
 
 Sources: RoPE, Su et al. 2021, with theta = 2^16 and frequencies per pair as in the published BDH code; PoPE, "polar
@@ -97,6 +97,7 @@ def rotate(x: Tensor, rotor: Tensor) -> Tensor:
     Half precision is rotated in float32 and rounded once.
     """
     wide = x if x.dtype in COMPLEX else x.float()
+    wide = wide if wide.stride(-1) == 1 else wide.contiguous()
     turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * rotor
     return torch.view_as_real(turned).flatten(-2).to(x.dtype)
 

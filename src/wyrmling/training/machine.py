@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,17 @@ def keep_freed_memory() -> Choice:
     return Choice(name, "system", "mallopt refused")
 
 
+def thread_waiting() -> Choice:
+    """How threads wait for each other; decided by the command before torch is loaded, by the caller otherwise."""
+    name = "thread_waiting"
+    for variable in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        if variable in os.environ:
+            return Choice(
+                name, f"{variable}={os.environ[variable]}", "threads that spin take time from other programs"
+            )
+    return Choice(name, "torch's own", "neither OMP_WAIT_POLICY nor GOMP_SPINCOUNT is set")
+
+
 def _device(asked: str, stored: str | None) -> Choice:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if stored is not None:
@@ -182,6 +194,7 @@ def _activation_memory(
         recompute=False,
         tile=tile,
         element_size=DTYPES[dtype].itemsize,
+        dropout=config.model.dropout > 0,
     )
     free = machine_memory().available
     if not free:

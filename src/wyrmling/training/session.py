@@ -20,7 +20,7 @@ from ..optim import Schedule, build_optimizer, build_schedule
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from ..watch import fingerprint
-from .machine import Machine, apply_process_settings, choose_machine
+from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class Session:
             recompute=self.machine.recompute,
             tile=self.model.layer_step.tile(training.block_size),
             element_size=self.machine.dtype.itemsize,
+            dropout=self.config.model.dropout > 0,
         )
 
     def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:
@@ -215,6 +216,7 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     choices = (
         *machine.choices,
         allocator,
+        thread_waiting(),
         Choice("executor", f"composed/{form.form}, {form.tile} tokens a tile", form.reason),
         *(Choice(*choice) for choice in optimizer_choices),
         _batching(config, plan),

@@ -60,6 +60,7 @@ def optimizer_step(
     Raises:
         DivergedError: a loss or gradient is not finite; no weight, moment or counter was changed.
     """
+    optimizer.zero_grad(set_to_none=True)  # whatever a callback may have left
     targets = sum(batch.target_count for batch in batches)
     loss_sum = torch.zeros(
         (), dtype=torch.float64 if machine.device.type != "mps" else torch.float32, device=machine.device

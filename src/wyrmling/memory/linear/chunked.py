@@ -37,8 +37,10 @@ def single_token(
     queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The recurrence for one token: two passes over the state and no scores. Shapes as above with T = 1."""
-    read = torch.matmul(queries.to(state.dtype), state)
-    state = state + queries.to(state.dtype).mT * values[:, None].to(state.dtype)
+    q, v = queries.to(state.dtype), values[:, None].to(state.dtype)
+    # states are heads first in memory: products in that order need no copy of them
+    read = torch.matmul(q.transpose(0, 1), state.transpose(0, 1)).transpose(0, 1)
+    state = torch.addcmul(state, q.mT, v)
     if decay is not None:
         state = decay[:, None, None].to(state.dtype) * state
     return read, state

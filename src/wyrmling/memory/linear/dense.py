@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 ROWS = 128  # rows of scores per product: tall enough for the matrix units, short enough to waste little
 
@@ -84,9 +85,11 @@ class DenseBlock(torch.autograd.Function):
             if state is not None:
                 final = final + _scaled(state, _powers(decay, torch.tensor([length], device=q.device)))
         ctx.save_for_backward(queries, values, state, decay, *scores)
+        ctx.set_materialize_grads(False)  # a final state that nobody used costs nothing
         return reads, final
 
     @staticmethod
+    @once_differentiable  # the scores are saved as constants: a second derivative must fail, not be wrong
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         queries, values, state, decay, *scores = ctx.saved_tensors
         g_reads, g_final = gradients
@@ -96,7 +99,7 @@ class DenseBlock(torch.autograd.Function):
         v = values.to(q.dtype)
         v_heads = v.expand(heads, *v.shape).reshape(heads * rows, length, -1)
         steps = torch.arange(length, device=q.device)
-        g_q = torch.zeros_like(q)
+        g_q: Tensor | None = None
         g_v = torch.zeros_like(v_heads, dtype=wide)
         g_state: Tensor | None = None
 
@@ -120,14 +123,15 @@ class DenseBlock(torch.autograd.Function):
             gamma = g_final.to(q.dtype).flatten(0, 1)
             to_end = _powers(decay, length - steps)
             weighted_v = _scaled(v_heads.unflatten(0, (heads, rows)), to_end).reshape_as(v_heads)
-            g_q = g_q + torch.bmm(weighted_v, gamma.mT)
+            through_state = torch.bmm(weighted_v, gamma.mT)
+            g_q = through_state if g_q is None else g_q + through_state
             weighted_q = _scaled(queries, to_end).reshape_as(q)
             g_v = g_v + torch.bmm(weighted_q, gamma).to(wide)
             if state is not None:
                 kept = _scaled(g_final, _powers(decay, torch.tensor([length], device=q.device)))
                 g_state = kept if g_state is None else g_state + kept
         g_values = g_v.unflatten(0, (heads, rows)).sum(0).to(values.dtype)
-        return g_q.view_as(queries), g_values, g_state, None, None
+        return None if g_q is None else g_q.view_as(queries), g_values, g_state, None, None
 
 
 def linear_attention(

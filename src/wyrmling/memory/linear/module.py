@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class LinearAttention(Memory):
         chosen = default_slopes(heads) if slopes is None else torch.tensor(slopes, dtype=torch.float64)
         self.register_buffer("frequencies", frequencies)
         self.register_buffer("slopes", chosen if positions == "alibi" else None)
-        self._phases: tuple[tuple[int, int], PhaseTable] | None = None
+        self._phases: tuple[Tensor, int, PhaseTable] | None = None
 
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
         # A cast of the model must not round the frequencies, and phases are computed on the CPU: both stay there.
@@ -80,10 +80,14 @@ class LinearAttention(Memory):
         """The table of the present frequencies; made anew when they were written to (loading, growing)."""
         frequencies = self.frequencies
         assert frequencies is not None
-        version = (id(frequencies), frequencies._version)
-        if self._phases is None or self._phases[0] != version:
-            self._phases = (version, PhaseTable(frequencies))
-        return self._phases[1]
+        version = 0 if frequencies.is_inference() else frequencies._version
+        if self._phases is None or self._phases[0] is not frequencies or self._phases[1] != version:
+            self._phases = (frequencies, version, PhaseTable(frequencies))
+        return self._phases[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # tables are made again where they are needed: copies and pickles do without
+        return {**self.__dict__, "_phases": None}
 
     @property
     def key_width(self) -> int:
