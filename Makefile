@@ -16,7 +16,7 @@ ARGS ?=
 
 help:
 	@echo "make train      set up, then train the default recipe (ARGS='--set training.max_iters=50' to change it)"
-	@echo "make test       set up, then run the tests (about ten minutes on two cores)"
+	@echo "make test       set up, then run the tests (a few minutes on two cores)"
 	@echo "make test-slow  the long tests: hundreds of kills, large files"
 	@echo "make check      lint and types"
 	@echo "make bench      measure this implementation against a plain one"
