@@ -244,3 +244,25 @@ def test_the_module_runs_as_the_command(tmp_path: Path) -> None:
     )
     assert (child.returncode, child.stdout) == (0, "")
     assert child.stderr.startswith(f"no runs in {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "")],
+)
+def test_threads_do_not_spin_for_long_unless_somebody_says_so(given: dict[str, str], expected: str) -> None:
+    """Decided before torch is loaded; a policy that is set already stays."""
+    code = (
+        "import os, sys\n"
+        "from wyrmling.__main__ import main\n"
+        "main(['--version'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "print(os.environ.get('GOMP_SPINCOUNT', ''))\n"
+    )
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**clean, **given}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == expected
