@@ -71,5 +71,8 @@ def _resumed(run: str, configs: list[str] | None, overrides: list[str] | None) -
     directory = find_run(run)
     path = str(directory.path).replace("\\", "/")
     launch = ["training.launch_mode=resume_exact_run", f'training.resume_run_dir="{path}"']
-    cleared = ["training.init_checkpoint_path=none", "training.init_checkpoint_step=none"]
+    cleared = [
+        f"training.{key}=none"
+        for key in ("init_checkpoint_path", "init_checkpoint_step", "resume_checkpoint_step")
+    ]
     return with_overrides(directory.training_config(), [*cleared, *launch, *(overrides or [])])

@@ -49,6 +49,12 @@ def evaluate(
 
 def _split(loaded: LoadedRun, name: str) -> Split:
     dataset = prepare_dataset(loaded.config, tokenizer=loaded.tokenizer)
+    recorded = loaded.run.record()["data"]["fingerprint"]
+    if recorded and recorded != dataset.fingerprint:
+        raise DataError(
+            f"the text of {loaded.run.name} has changed since it was trained, so its splits are others now: put the "
+            "old text back, or evaluate a file with --text"
+        )
     split = dataset.train if name == "train" else dataset.validation
     if split is None:
         raise DataError(

@@ -17,7 +17,6 @@ from typing import Any
 from ..checkpoint import (
     Checkpoint,
     checkpoint_path,
-    list_checkpoints,
     locate_checkpoint,
     newest_good,
     read_checkpoint,
@@ -26,6 +25,7 @@ from ..config import Config
 from ..config.paths import run_root
 from ..errors import CheckpointError, ConfigError
 from ..runs import RunDirectory, find_run, latest_run
+from ..runs.environment import given_run
 from ..watch.events import Message
 
 # What a resumed run may change: how long, how often, what is shown, where things lie. A changed path is harmless
@@ -59,6 +59,17 @@ CHANGEABLE = (
 )
 
 
+LAUNCH_KEYS = (
+    "launch_mode",
+    "resume_run_dir",
+    "resume_checkpoint_step",
+    "init_checkpoint_path",
+    "init_checkpoint_step",
+)
+# What may change besides when bit-for-bit continuation is given up.
+INEXACT = ("runtime.device", "runtime.dtype", "runtime.threads", "runtime.activation_memory")
+
+
 @dataclass(frozen=True)
 class Launch:
     """What a run starts from.
@@ -74,36 +85,63 @@ class Launch:
     initial: Checkpoint | None = None
 
 
-def resolve_launch(config: Config, tell: Callable[[Message], None]) -> Launch:
-    """Find and read what the launch mode asks for.
+def resumed_run(config: Config, tell: Callable[[Message], None]) -> RunDirectory | None:
+    """The run that goes on; None when a new one begins.
+
+    `resume_latest_checkpoint_if_present` means the run that the environment or `run_layout.name` names, where it
+    exists, else the latest; one that was stopped before its first checkpoint too.
+
+    Raises:
+        CheckpointError: there is no such run.
+        ConfigError: the mode's key is missing.
+    """
+    training = config.training
+    if training.launch_mode == "resume_exact_run":
+        if training.resume_run_dir is None:
+            raise ConfigError("training.launch_mode = resume_exact_run requires training.resume_run_dir")
+        return find_run(str(training.resume_run_dir), run_root(config))
+    if training.launch_mode != "resume_latest_checkpoint_if_present":
+        return None
+    given = given_run()
+    if given is not None:
+        found: RunDirectory | None = RunDirectory(*given)
+    elif config.run_layout.name is not None:
+        found = RunDirectory(run_root(config) / config.run_layout.name, config.run_layout.name)
+    else:
+        found = latest_run(run_root(config))
+    if found is None or not found.config_json.is_file():
+        tell(Message("info", "launch", "no earlier run: starting a new one"))
+        return None
+    return found
+
+
+def resolve_launch(
+    config: Config, run: RunDirectory | None, tell: Callable[[Message], None], *, allow_inexact: bool = False
+) -> Launch:
+    """Read what the launch mode asks for: the run's newest good checkpoint, or the weights to begin with.
 
     Raises:
         CheckpointError: nothing there, damaged, or a run of another configuration.
         ConfigError: the mode's key is missing.
     """
     training = config.training
+    if run is not None:
+        refuse_differences(run.training_config(), config, run.name, INEXACT if allow_inexact else ())
+        return Launch(run=run, checkpoint=_read(run, training.resume_checkpoint_step, tell))
+    if training.init_checkpoint_path is not None:
+        path = Path(training.init_checkpoint_path)
+        return Launch(initial=_initial(path, training.init_checkpoint_step, tell))
     if training.launch_mode == "init_from_checkpoint":
-        if training.init_checkpoint_path is None:
-            raise ConfigError(
-                "training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path"
-            )
-        return Launch(
-            initial=_initial(Path(training.init_checkpoint_path), training.init_checkpoint_step, tell)
+        raise ConfigError(
+            "training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path"
         )
-    if training.launch_mode == "resume_exact_run":
-        if training.resume_run_dir is None:
-            raise ConfigError("training.launch_mode = resume_exact_run requires training.resume_run_dir")
-        run = find_run(str(training.resume_run_dir), run_root(config))
-    elif training.launch_mode == "resume_latest_checkpoint_if_present":
-        found = latest_run(run_root(config))
-        if found is None or not list_checkpoints(found.checkpoints):
-            tell(Message("info", "launch", "no earlier run with a checkpoint: starting a new one"))
-            return Launch()
-        run = found
-    else:
-        return Launch()
-    refuse_differences(run.training_config(), config, run.name)
-    return Launch(run=run, checkpoint=_read(run, training.resume_checkpoint_step, tell))
+    return Launch()
+
+
+def with_own_launch(config: Config, recorded: Config) -> Config:
+    """`config` with the launch keys of `recorded`: how a run was resumed is no part of what it is."""
+    own = {key: getattr(recorded.training, key) for key in LAUNCH_KEYS}
+    return config.model_copy(update={"training": config.training.model_copy(update=own)})
 
 
 def _initial(path: Path, step: int | None, tell: Callable[[Message], None]) -> Checkpoint:
@@ -139,20 +177,20 @@ def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) 
     return checkpoint
 
 
-def differences(old: Config, new: Config) -> list[str]:
+def differences(old: Config, new: Config, also: tuple[str, ...] = ()) -> list[str]:
     """`key: old -> new` for every key in which two configurations differ and a resumed run may not."""
     before, after = _flat(old.to_dict()), _flat(new.to_dict())
     keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     return [
         f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
         for key in keys
-        if not any(key == allowed or key.startswith(allowed + ".") for allowed in CHANGEABLE)
+        if not any(key == allowed or key.startswith(allowed + ".") for allowed in (*CHANGEABLE, *also))
     ]
 
 
-def refuse_differences(old: Config, new: Config, name: str) -> None:
+def refuse_differences(old: Config, new: Config, name: str, also: tuple[str, ...] = ()) -> None:
     """Raises CheckpointError when a resumed run would be another run."""
-    found = differences(old, new)
+    found = differences(old, new, also)
     if found:
         more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
         raise CheckpointError(

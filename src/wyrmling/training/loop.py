@@ -6,10 +6,12 @@ it tells people, and what `progress.json` saves.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 
@@ -37,6 +39,7 @@ from .session import Session
 from .step import StepOutcome, optimizer_step
 from .stopping import BestSoFar
 
+T = TypeVar("T")
 FINISHED = "finished"
 EARLY = "early stopping"
 
@@ -68,6 +71,7 @@ class Progress:
     validation_step: int | None = None
     best: BestSoFar = field(default_factory=BestSoFar)
     window: Window = field(default_factory=lambda: Window())
+    validation_due: bool = False
     reason: str | None = None
 
     def to_json(self, total_steps: int) -> dict[str, Any]:
@@ -85,8 +89,16 @@ class Progress:
         plain = [name for name in Progress.__dataclass_fields__ if name not in ("best", "window", "reason")]
         known = {name: record[name] for name in plain if name in record}
         return Progress(
-            **known, best=BestSoFar(**record.get("best", {})), window=Window(**record.get("window", {}))
+            **known,
+            best=_known(BestSoFar, record.get("best")),
+            window=_known(Window, record.get("window")),
         )
+
+
+def _known(kind: type[T], record: dict[str, Any] | None) -> T:
+    """An object of a dataclass from those keys of a record that it has."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in (record or {}).items() if name in names})
 
 
 @dataclass(frozen=True)
@@ -119,26 +131,33 @@ class TrainingLoop:
         self._started = time.monotonic() - progress.seconds
         self._start_clock()
 
-    def run(self) -> LoopEnd:
+    def run(self, begin: Callable[[], None] = lambda: None) -> LoopEnd:
         """Train until the last step, early stopping, or a request to stop; the end is always saved.
 
+        Args:
+            begin: announces the run; whatever happens from its first line on, `on_end` is sent.
         Raises:
             DivergedError, StorageError, and what callbacks raise; `on_end` is sent in every case.
         """
-        reason = "failed"
         try:
+            begin()
             if self.progress.step == 0 and self.settings.sanity_validation:
                 self._sanity_validation()
             reason = self._steps()
         except BaseException as error:
             reason = str(error) if isinstance(error, WyrmlingError) else type(error).__name__
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                self._end(reason)
             raise
-        finally:
-            self._end(reason)
+        self._end(reason)
         return LoopEnd(self.progress.step, reason, self.progress.loss, self._validation)
 
     def _steps(self) -> str:
         session, total = self.session, self.session.total_steps
+        if self.progress.validation_due:  # the run was stopped in the middle of one
+            reason = self._after_step()
+            if reason is not None:
+                return reason
         with session.batches(self.progress.step) as batches:
             while self.progress.step < total:
                 if self.control.stop_requested:
@@ -177,14 +196,14 @@ class TrainingLoop:
         """Validation, checkpoint, sample and the decision to stop, in this order; the reason to end, or None."""
         step, total, settings = self.progress.step, self.session.total_steps, self.settings
         last = step == total
-        new_best = False
+        validated = new_best = False
         if self.session.dataset.validation is not None and (
             last or step % self.session.validation_interval == 0
         ):
-            new_best = self._validate()
-            if self.control.stop_requested and not last:
+            validated, new_best = self._validate()
+            if not validated:
                 return self._stop_on_request()
-        early = self.progress.best.exhausted(settings.early_stopping) and not last
+        early = validated and self.progress.best.exhausted(settings.early_stopping) and not last
         epoch = self.session.epoch_ended_by(step)
         self.progress.reason = FINISHED if last else EARLY if early else None
         if (
@@ -234,7 +253,7 @@ class TrainingLoop:
         if not logged:
             return plain
         window = progress.window
-        loss_sum = float(window.loss_sum)  # without clipping, the one place where a step waits for the device
+        loss_sum = float(window.loss_sum)
         seconds = max(time.monotonic() - self._clock_time, 1e-9)
         progress.loss = loss_sum / max(window.targets, 1)
         progress.seconds = time.monotonic() - self._started
@@ -275,11 +294,12 @@ class TrainingLoop:
             )
         return evaluation, time.monotonic() - begun
 
-    def _validate(self) -> bool:
-        """Run a validation and take note of it; True when it is the best so far."""
+    def _validate(self) -> tuple[bool, bool]:
+        """Run a validation and take note of it: whether it was completed, and whether it is the best so far."""
         evaluation, seconds = self._run_validation(self.settings.validation_batches)
+        self.progress.validation_due = not evaluation.complete
         if not evaluation.complete:
-            return False
+            return False, False
         step, rule = self.progress.step, self.settings.early_stopping
         self.progress.best = self.progress.best.after(evaluation.loss, step, rule.min_delta if rule else 0.0)
         self.progress.validation_loss, self.progress.validation_step = evaluation.loss, step
@@ -287,7 +307,7 @@ class TrainingLoop:
         best = self.progress.best.step == step
         self._report_validation((evaluation, seconds), best)
         self._clock_time += seconds  # validation is not training speed
-        return best
+        return True, best
 
     def _report_validation(self, measured: tuple[Evaluation, float], best: bool) -> None:
         evaluation, seconds = measured
@@ -348,15 +368,16 @@ class TrainingLoop:
         self._clock_time += time.monotonic() - begun
 
     def _end(self, reason: str) -> None:
-        self.reports.on_message(Message("info", "stage profile", self.profile.summary()))
-        self.reports.on_end(
-            RunEnded(
-                step=self.progress.step,
-                reason=reason,
-                seconds=time.monotonic() - self._started,
-                tokens=self.progress.tokens_seen,
-                path=self.session.run.path,
-                loss=self.progress.loss,
-                validation_loss=self.progress.validation_loss,
-            )
+        ended = RunEnded(
+            step=self.progress.step,
+            reason=reason,
+            seconds=time.monotonic() - self._started,
+            tokens=self.progress.tokens_seen,
+            path=self.session.run.path,
+            loss=self.progress.loss,
+            validation_loss=self.progress.validation_loss,
         )
+        try:
+            self.reports.on_message(Message("info", "stage profile", self.profile.summary()))
+        finally:
+            self.reports.on_end(ended)

@@ -7,8 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint import Checkpoint, clean, set_aside_newer
-from ..checkpoint.contents import load_model_tensors, load_optimizer_tensors
+from ..checkpoint import Checkpoint, clean, save_checkpoint, set_aside_newer, write_pointer
+from ..checkpoint.contents import (
+    load_model_tensors,
+    load_optimizer_tensors,
+    model_tensors,
+    optimizer_tensors,
+)
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
 from ..errors import CheckpointError
@@ -20,9 +25,10 @@ from ..text.tokenizers import Tokenizer, differences
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
 from .evaluation import validate
-from .launch import Launch, resolve_launch
+from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, Progress, TrainingLoop
+from .resuming import Told, mend_pointers, rewrite_choices, stored_choices
 from .session import Parts, Session, build_parts
 from .stopping import stop_on_signals
 from .versions import versions
@@ -83,43 +89,69 @@ def train(
         DivergedError, StorageError: what can go wrong on the way; the last good checkpoint stays.
     """
     config = config or load_config()
-    control, watchers = Control(), list(callbacks)
-    early = Broadcaster(watchers)
-    launch = resolve_launch(config, early.on_message)
+    told = Told(callbacks)
+    with contextlib.ExitStack() as held:
+        run = resumed_run(config, told.on_message)
+        if run is not None:
+            held.enter_context(run.lock())  # before anything of it is read: nobody else may move it meanwhile
+        launch = resolve_launch(config, run, told.on_message, allow_inexact=allow_inexact)
+        parts = _parts(config, launch, dataset, allow_inexact, preparing, told)
+        progress = _load_weights(parts, launch)
+        if run is not None:
+            mend_pointers(run, progress)
+            finished = _already_finished(parts, run, progress)
+            if finished is not None:
+                told.on_message(Message("info", "launch", finished.reason))
+                return finished
+        else:
+            run = create_run(config, lambda directory: _fill(parts.session(directory), launch))
+            held.enter_context(run.lock())
+        return _run(parts.session(run), launch, progress, told, allow_inexact)
+
+
+def _parts(
+    config: Config,
+    launch: Launch,
+    dataset: Dataset | None,
+    allow_inexact: bool,
+    preparing: Preparing,
+    told: Told,
+) -> Parts:
+    """Data, model and optimizer, checked against what the run goes on from."""
     tokenizer = own_tokenizer(launch.run) if launch.run is not None else None
     if dataset is None:
         with preparing("reading the text") as advance:
             dataset = prepare_dataset(config, progress=advance, tokenizer=tokenizer)
     dataset.check(config.training.block_size)
     for note in dataset.notes:
-        early.on_message(Message("info", "text", note))
+        told.on_message(Message("info", "text", note))
     if launch.initial is not None:
         _refuse_other_vocabulary(launch.initial, dataset.tokenizer)
-    stored = _stored_choices(launch.run, dataset, allow_inexact, early) if launch.run is not None else None
-    parts = build_parts(config, dataset, stored)
-    state = _load_weights(parts, launch)
-    finished = _already_finished(parts, launch, state)
-    if finished is not None:
-        early.on_message(Message("info", "launch", finished.reason))
-        return finished
-    run = launch.run or create_run(config, lambda directory: _write_records(parts.session(directory)))
-    with run.lock():
-        return _run(parts.session(run), launch, state, watchers, control)
+    stored = None
+    if launch.run is not None:
+        stored = stored_choices(launch.run, config, dataset, allow_inexact, told.on_message)
+    return build_parts(config, dataset, stored)
 
 
 def _run(
-    session: Session, launch: Launch, progress: Progress, watchers: list[Callback], control: Control
+    session: Session, launch: Launch, progress: Progress, told: Told, allow_inexact: bool
 ) -> TrainResult:
-    run = session.run
+    run, control = session.run, Control()
     clean(run.checkpoints)
     if launch.run is not None:
         for step in set_aside_newer(run.checkpoints, progress.step):
-            Broadcaster(watchers).on_message(
+            told.on_message(
                 Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier")
             )
-        run.write_training_config(session.config)
-    reports = Broadcaster([EventLog(run.events_path), *watchers])
-    with stop_on_signals(control) as interrupt:
+        mend_pointers(run, progress)
+        run.write_training_config(with_own_launch(session.config, run.training_config()))
+        if allow_inexact:
+            rewrite_choices(run, session.choices, versions())
+    log = EventLog(run.events_path)
+    told.replay(log)
+    reports = Broadcaster([log, *told.callbacks])
+
+    def begin() -> None:
         for choice in session.choices:
             reports.on_message(Message("info", f"choice.{choice.name}", f"{choice.value} ({choice.reason})"))
         previous = None if launch.checkpoint is None else launch.checkpoint.progress.get("total_steps")
@@ -127,8 +159,10 @@ def _run(
         reports.on_message(Message("info", "schedule", length))
         reports.on_start(_started(session, progress, launch, control))
         if launch.initial is not None:
-            _write_pre_step_validation(session, launch.initial)
-        end = TrainingLoop(session, progress, reports, control).run()
+            _write_pre_step_validation(session, launch.initial, control)
+
+    with stop_on_signals(control) as interrupt:
+        end = TrainingLoop(session, progress, reports, control).run(begin)
     return _result(session, end, interrupt.exit_code)
 
 
@@ -176,58 +210,37 @@ def _load_weights(parts: Parts, launch: Launch) -> Progress:
     return Progress.from_json(launch.checkpoint.progress)
 
 
-def _already_finished(parts: Parts, launch: Launch, progress: Progress) -> TrainResult | None:
+def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> TrainResult | None:
     """The result of a run that has nothing left to do; None when there is."""
-    if launch.run is None or progress.step < parts.plan.total_steps:
+    total, step = parts.plan.total_steps, progress.step
+    if progress.validation_due:
         return None
-    reason = (
-        f"{launch.run.name} is finished: {progress.step} of {parts.plan.total_steps} steps are done; to train longer, "
-        "raise training.max_iters or training.epochs with --set"
-    )
-    return TrainResult(
-        launch.run,
-        progress.step,
-        reason,
-        progress.loss,
-        progress.validation_loss,
-        0,
-        parts.model,
-        parts.dataset.tokenizer,
-    )
+    if step >= total:
+        reason = (
+            f"{run.name} is finished: {step} of {total} steps are done; to train longer, raise training.max_iters or "
+            "training.epochs with --set"
+        )
+    elif progress.best.exhausted(parts.config.training.early_stopping):
+        reason = (
+            f"{run.name} is finished: early stopping ended it at step {step}; to train longer, raise "
+            "training.early_stopping.patience with --set, or unset training.early_stopping"
+        )
+    else:
+        return None
+    loss, validation = progress.loss, progress.validation_loss
+    return TrainResult(run, step, reason, loss, validation, 0, parts.model, parts.dataset.tokenizer)
 
 
-def _stored_choices(
-    run: RunDirectory, dataset: Dataset, allow_inexact: bool, reports: Broadcaster
-) -> dict[str, str] | None:
-    """The recorded choices of a run that goes on, after checking that data and software are the recorded ones.
-
-    Raises:
-        CheckpointError: other text or another tokenizer (always); another torch (unless inexact is allowed).
-    """
-    record = run.record()
-    if not record["data"]["fingerprint"]:
-        raise CheckpointError(
-            f"{run.name} was imported, not trained: it has nothing to go on with; start a new run from its weights "
-            "with training.launch_mode = init_from_checkpoint"
-        )
-    different = differences(own_tokenizer(run), dataset.tokenizer)
-    if different is not None:
-        raise CheckpointError(f"{run.name} was trained with another tokenizer: {different}")
-    if record["data"]["fingerprint"] != dataset.fingerprint:
-        raise CheckpointError(
-            f"{run.name} was trained on another text: the fingerprint is {dataset.fingerprint[:12]}, it was "
-            f"{record['data']['fingerprint'][:12]}; put the old text back, or start a new run"
-        )
-    old, new = record["versions"]["torch"], versions()["torch"]
-    if old != new:
-        text = (
-            f"{run.name} was trained with torch {old}, this is {new}: its numbers may differ in the last bits"
-        )
-        if not allow_inexact:
-            raise CheckpointError(f"{text}; pass --allow-inexact to go on all the same")
-        reports.on_message(Message("warning", "inexact", text))
-    choices = {choice["name"]: choice["value"] for choice in record["choices"]}
-    return None if allow_inexact else choices
+def _fill(session: Session, launch: Launch) -> None:
+    """What a new run has from its first instant: its records, and the weights it borrowed."""
+    _write_records(session)
+    if launch.initial is not None:
+        parts = {
+            "model": model_tensors(session.model),
+            "optimizer": optimizer_tensors(session.optimizer, session.model),
+        }
+        save_checkpoint(session.run.checkpoints, 0, parts, Progress().to_json(session.total_steps))
+        write_pointer(session.run.checkpoints, "latest", 0)
 
 
 def _refuse_other_vocabulary(initial: Checkpoint, tokenizer: Tokenizer) -> None:
@@ -270,7 +283,7 @@ def _write_records(session: Session) -> None:
     session.run.write_records(session.config, dataset.tokenizer, record)
 
 
-def _write_pre_step_validation(session: Session, initial: Checkpoint) -> None:
+def _write_pre_step_validation(session: Session, initial: Checkpoint, control: Control) -> None:
     """What the borrowed weights are worth before the first step."""
     if session.dataset.validation is None:
         return
@@ -284,7 +297,10 @@ def _write_pre_step_validation(session: Session, initial: Checkpoint) -> None:
         rows=training.batch_size,
         batches=training.validation_batches,
         seed=training.seed,
+        stop=lambda: control.stop_requested,
     )
+    if not measured.complete:
+        return
     record = {
         "split": "val",
         "mean_loss": measured.loss,

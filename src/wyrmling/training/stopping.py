@@ -46,12 +46,15 @@ def stop_on_signals(control: Control) -> Iterator[Interrupt]:
         interrupt.signal = number
         control.stop(SIGNALS[signal.Signals(number)])
 
-    previous = {number: signal.signal(number, handle) for number in SIGNALS}
+    # a signal that this process was told to ignore (nohup, a job in the background) stays ignored
+    taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, handle) for number in taken}
     try:
         yield interrupt
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that was not set by Python cannot be put back
+                signal.signal(number, handler)
 
 
 @dataclass(frozen=True)

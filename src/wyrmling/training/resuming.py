@@ -1,0 +1,106 @@
+"""What a run that goes on must agree with, and what is mended before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from ..checkpoint import list_checkpoints, read_pointer, write_pointer
+from ..config import Config
+from ..data.dataset import Dataset
+from ..errors import CheckpointError
+from ..files import write_json_atomically
+from ..runs import Choice, RunDirectory
+from ..text.tokenizers import differences
+from ..watch.events import Broadcaster, Callback, Message
+from .loading import own_tokenizer
+from .loop import Progress
+from .versions import versions
+
+
+class Told(Broadcaster):
+    """What is said before a run's record is open: shown at once, and written into the record afterwards."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        super().__init__(callbacks)
+        self._messages: list[Message] = []
+
+    def on_message(self, report: Message) -> None:
+        self._messages.append(report)
+        super().on_message(report)
+
+    def replay(self, log: Callback) -> None:
+        """Write what was said so far."""
+        for message in self._messages:
+            log.on_message(message)
+
+
+def stored_choices(
+    run: RunDirectory,
+    config: Config,
+    dataset: Dataset,
+    allow_inexact: bool,
+    tell: Callable[[Message], None],
+) -> dict[str, str]:
+    """The recorded choices of a run that goes on, after checking that data and software are the recorded ones.
+
+    Raises:
+        CheckpointError: other text or another tokenizer (always); another torch (unless inexact is allowed).
+    """
+    record = run.record()
+    if not record["data"]["fingerprint"]:
+        raise CheckpointError(
+            f"{run.name} was imported, not trained: it has nothing to go on with; start a new run from its weights "
+            "with training.launch_mode = init_from_checkpoint"
+        )
+    different = differences(own_tokenizer(run), dataset.tokenizer)
+    if different is not None:
+        raise CheckpointError(f"{run.name} was trained with another tokenizer: {different}")
+    if record["data"]["fingerprint"] != dataset.fingerprint:
+        raise CheckpointError(
+            f"{run.name} was trained on another text: the fingerprint is {dataset.fingerprint[:12]}, it was "
+            f"{record['data']['fingerprint'][:12]}; put the old text back, or start a new run"
+        )
+    old, new = record["versions"]["torch"], versions()["torch"]
+    if old != new:
+        text = (
+            f"{run.name} was trained with torch {old}, this is {new}: its numbers may differ in the last bits"
+        )
+        if not allow_inexact:
+            raise CheckpointError(f"{text}; pass --allow-inexact to go on all the same")
+        tell(Message("warning", "inexact", text))
+    choices = {choice["name"]: choice["value"] for choice in record["choices"]}
+    if allow_inexact:  # what the caller sets anew is chosen anew, the rest stays
+        before = run.training_config().runtime
+        wide = choices.get("dtype") == "float64"
+        if config.runtime.dtype != before.dtype and (config.runtime.dtype == "float64") != wide:
+            raise CheckpointError(
+                f"{run.name} has {'float64' if wide else 'float32'} weights and moments, which runtime.dtype = "
+                f"{config.runtime.dtype} cannot go on with: start a new run with init_from_checkpoint"
+            )
+        for name in ("device", "dtype", "threads", "activation_memory"):
+            if getattr(config.runtime, name) != getattr(before, name):
+                choices.pop(name, None)
+    return choices
+
+
+def mend_pointers(run: RunDirectory, progress: Progress) -> None:
+    """Let `latest` and `best` name what the run's progress names: a kill may have come between two writes."""
+    steps = list_checkpoints(run.checkpoints)
+    wanted: tuple[tuple[Literal["latest", "best"], int | None], ...] = (
+        ("latest", progress.step),
+        ("best", progress.best.step),
+    )
+    for name, step in wanted:
+        if step is not None and step in steps and read_pointer(run.checkpoints, name) != step:
+            write_pointer(run.checkpoints, name, step)
+
+
+def rewrite_choices(run: RunDirectory, choices: Iterable[Choice], made_with: Mapping[str, str]) -> None:
+    """Record what an inexact continuation runs with, so that the next one is compared with that."""
+    record = {
+        **run.record(),
+        "choices": [choice.to_json() for choice in choices],
+        "versions": dict(made_with),
+    }
+    write_json_atomically(run.config_json, record)
