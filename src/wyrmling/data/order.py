@@ -23,9 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..numerics.keyed import KeyedPermutation, hash_int, hash_key, uniform_integers
-
-IGNORED = -100
-"""The target of a position that has none; the value that torch's cross entropy ignores by default."""
+from ..numerics.targets import IGNORED as IGNORED
 
 Rows = npt.NDArray[np.int64]
 

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 
 from ..checkpoint import prune, save_checkpoint, write_pointer
-from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..data.batches import Batch, target_bytes
 from ..errors import DivergedError, UserError, WyrmlingError
 from ..optim import limits
@@ -33,7 +32,7 @@ from ..watch.events import (
 )
 from ..watch.memory import current_memory
 from ..watch.profile import StageProfile
-from .evaluation import Evaluation, validate
+from .evaluation import Evaluation
 from .sample import write_sample
 from .session import Session
 from .step import StepOutcome, optimizer_step
@@ -196,6 +195,7 @@ class TrainingLoop:
         """Validation, checkpoint, sample and the decision to stop, in this order; the reason to end, or None."""
         step, total, settings = self.progress.step, self.session.total_steps, self.settings
         last = step == total
+        self.progress.validation_due = False  # made up for below, or the interval has changed since
         validated = new_best = False
         if self.session.dataset.validation is not None and (
             last or step % self.session.validation_interval == 0
@@ -278,20 +278,10 @@ class TrainingLoop:
         self._report_validation(self._run_validation(batches=2), best=False)
 
     def _run_validation(self, batches: int) -> tuple[Evaluation, float]:
-        session, begun = self.session, time.monotonic()
-        assert session.dataset.validation is not None
+        begun, split = time.monotonic(), self.session.dataset.validation
+        assert split is not None
         with self.profile.stage("validation"):
-            evaluation = validate(
-                session.model,
-                session.dataset.validation,
-                session.dataset.tokenizer,
-                session.machine,
-                block_size=self.settings.block_size,
-                rows=self.settings.batch_size,
-                batches=batches,
-                seed=self.settings.seed,
-                stop=lambda: self.control.stop_requested,
-            )
+            evaluation = self.session.validate(split, batches, lambda: self.control.stop_requested)
         return evaluation, time.monotonic() - begun
 
     def _validate(self) -> tuple[bool, bool]:
@@ -330,11 +320,9 @@ class TrainingLoop:
         root = session.run.checkpoints
         with self.profile.stage("checkpoint"):
             self._refuse_weights_that_are_not_finite()
-            parts = {
-                "model": model_tensors(session.model),
-                "optimizer": optimizer_tensors(session.optimizer, session.model),
-            }
-            path = save_checkpoint(root, progress.step, parts, progress.to_json(session.total_steps))
+            path = save_checkpoint(
+                root, progress.step, session.tensors(), progress.to_json(session.total_steps)
+            )
             write_pointer(root, "latest", progress.step)
             if progress.best.step == progress.step:
                 write_pointer(root, "best", progress.step)

@@ -11,8 +11,6 @@ from ..checkpoint import Checkpoint, clean, save_checkpoint, set_aside_newer, wr
 from ..checkpoint.contents import (
     load_model_tensors,
     load_optimizer_tensors,
-    model_tensors,
-    optimizer_tensors,
 )
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
@@ -24,7 +22,6 @@ from ..runs import RunDirectory, build_run_record, create_run, find_run
 from ..text.tokenizers import Tokenizer, differences
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
-from .evaluation import validate
 from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, Progress, TrainingLoop
@@ -235,11 +232,8 @@ def _fill(session: Session, launch: Launch) -> None:
     """What a new run has from its first instant: its records, and the weights it borrowed."""
     _write_records(session)
     if launch.initial is not None:
-        parts = {
-            "model": model_tensors(session.model),
-            "optimizer": optimizer_tensors(session.optimizer, session.model),
-        }
-        save_checkpoint(session.run.checkpoints, 0, parts, Progress().to_json(session.total_steps))
+        start = Progress().to_json(session.total_steps)
+        save_checkpoint(session.run.checkpoints, 0, session.tensors(), start)
         write_pointer(session.run.checkpoints, "latest", 0)
 
 
@@ -285,20 +279,10 @@ def _write_records(session: Session) -> None:
 
 def _write_pre_step_validation(session: Session, initial: Checkpoint, control: Control) -> None:
     """What the borrowed weights are worth before the first step."""
-    if session.dataset.validation is None:
+    split, batches = session.dataset.validation, session.config.training.validation_batches
+    if split is None:
         return
-    training = session.config.training
-    measured = validate(
-        session.model,
-        session.dataset.validation,
-        session.tokenizer,
-        session.machine,
-        block_size=training.block_size,
-        rows=training.batch_size,
-        batches=training.validation_batches,
-        seed=training.seed,
-        stop=lambda: control.stop_requested,
-    )
+    measured = session.validate(split, batches, lambda: control.stop_requested)
     if not measured.complete:
         return
     record = {

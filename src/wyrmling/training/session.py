@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..config import Config
 from ..config.rules import resolve_gradient_accumulation
 from ..data.batches import Batch, BatchLoader
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, Split
 from ..data.order import EpochWindows, Order, RandomWindows
 from ..errors import ConfigError
 from ..memory import FormChoice, choose_form
@@ -20,6 +21,7 @@ from ..optim import Schedule, build_optimizer, build_schedule
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from ..watch import fingerprint
+from .evaluation import Evaluation, validate
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 
 
@@ -116,6 +118,28 @@ class Session:
         ]
         with loader.prefetching(done, groups, self.config.runtime.prefetch, stop=self.total_steps) as batches:
             yield batches
+
+    def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What a checkpoint holds: weights and moments, by part and name."""
+        return {
+            "model": model_tensors(self.model),
+            "optimizer": optimizer_tensors(self.optimizer, self.model),
+        }
+
+    def validate(self, split: Split, batches: int, stop: Callable[[], bool]) -> Evaluation:
+        """The loss on the run's fixed sample of `split`, in `batches` batches."""
+        training = self.config.training
+        return validate(
+            self.model,
+            split,
+            self.tokenizer,
+            self.machine,
+            block_size=training.block_size,
+            rows=training.batch_size,
+            batches=batches,
+            seed=training.seed,
+            stop=stop,
+        )
 
     def device_memory(self) -> int | None:
         """Bytes in use on an accelerator; None on the CPU, where the process's memory tells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORED = -100  # a target that counts for nothing
+from ...numerics.targets import IGNORED
 
 
 def cross_entropy_sum(logits: Tensor, targets: Tensor) -> Tensor:
