@@ -89,12 +89,6 @@ def write_json_atomically(path: Path, value: Any) -> None:
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def sync_file(path: Path) -> None:
-    """Make a written file durable."""
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-
-
 def publish(temporary: Path, final: Path) -> None:
     """Rename a finished temporary file or directory to its real name and make the name durable."""
     with storage_errors(final):

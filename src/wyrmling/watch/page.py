@@ -87,10 +87,6 @@ def sample(caption: str, prompt: str, continuation: str) -> str:
     )
 
 
-def paragraph(content: str) -> str:
-    return f"<p>{text(content)}</p>"
-
-
 def text(content: str) -> str:
     """Escaped for HTML, control characters and lone surrogates made visible."""
     return escape(quantities.printable(content, "utf-8"))
