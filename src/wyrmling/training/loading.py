@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from ..model import Model
 from ..runs import RunDirectory, find_run
 from ..text.tokenizers import Tokenizer, load_tokenizer
-from .machine import Machine, apply_process_settings, choose_machine
+from .machine import Machine, apply_process_settings, machine_for_reading
 
 
 def own_tokenizer(run: RunDirectory) -> Tokenizer:
@@ -62,7 +62,8 @@ def load_run(
     tokenizer = own_tokenizer(directory)
     found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
     model = Model(config.model, tokenizer.vocab_size, seed=config.training.seed)
-    machine = choose_machine(config, model.geometry, model.layer_step.tile(config.training.block_size))
+    recorded = {choice["name"]: choice["value"] for choice in directory.record().get("choices", [])}
+    machine = machine_for_reading(config, recorded)
     apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model.to(machine.device, machine.weight_dtype)
     load_model_tensors(model, found.parts["model"])

@@ -1,4 +1,4 @@
-"""The automatic choices of a run: device, dtype, threads, what is kept for the backward pass, the allocator.
+"""The automatic choices of a run: device, dtype, threads, what is kept for the backward pass, kernels, the allocator.
 
 Every choice is a value with a reason (law 6). Choices are made once, when a run is created, and stored; a resumed run
 takes the stored ones, so that it continues bit for bit, and says so where this machine cannot (law 4).
@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal, cast
 
 import torch
 
@@ -20,6 +21,9 @@ from ..errors import CheckpointError, ConfigError
 from ..model.geometry import Geometry
 from ..runs import Choice
 from ..watch.memory import machine_memory
+from ..watch.survey import FAST_BFLOAT16
+from .compiling import choose_kernels, find_compiler, use_compiler
+from .rates import operations_per_token, product_rates, run_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -34,7 +38,8 @@ class Machine:
     Attributes:
         dtype: of the products. bfloat16 means autocast over float32 weights; float64 means float64 weights.
         recompute: whether the backward pass computes neurons again.
-        choices: all of the above as printed and recorded.
+        choices: all of this as printed and recorded.
+        kernels: whether the small elementwise kernels are compiled.
     """
 
     device: torch.device
@@ -42,6 +47,7 @@ class Machine:
     threads: int
     recompute: bool
     choices: tuple[Choice, ...]
+    kernels: Literal["eager", "compiled"] = "eager"
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -56,34 +62,80 @@ class Machine:
 
 
 def choose_machine(
-    config: Config, geometry: Geometry, tile: int, stored: Mapping[str, str] | None = None
+    config: Config,
+    geometry: Geometry,
+    tile: int,
+    stored: Mapping[str, str] | None = None,
+    *,
+    tokens: int,
 ) -> Machine:
-    """Make the choices that the configuration leaves open, or take the stored ones.
+    """Make the choices of a training run that the configuration leaves open, or take the stored ones.
+
+    May measure products (some tens of milliseconds) and, for a run long enough to gain by it, try the C++ compiler
+    (some seconds).
 
     Args:
         tile: tokens per tile of the executor, for the estimate of what a step keeps.
         stored: name -> value of the choices of the run that goes on; None for a new run.
+        tokens: targets of the whole run, for the estimate of its length.
     Raises:
-        ConfigError: a device that this machine lacks, or a dtype that the device lacks.
+        ConfigError: a device that this machine lacks, a dtype that the device lacks, a compiler that is not there.
         CheckpointError: a stored choice that this machine cannot take.
     """
     old = stored or {}
     device = _device(config.runtime.device, old.get("device"))
-    dtype = _dtype(config.runtime.dtype, torch.device(device.value), old.get("dtype"))
     threads = _threads(config.runtime.threads, old.get("threads"))
+    measured = _Rates(geometry, int(threads.value))
+    dtype = _dtype(config.runtime.dtype, torch.device(device.value), old.get("dtype"), measured)
     memory = _activation_memory(config, geometry, tile, dtype.value, old.get("activation_memory"))
+
+    def seconds() -> float:
+        operations = operations_per_token(geometry, config.training.block_size, tile)
+        return run_seconds(tokens, operations, measured.of(DTYPES[dtype.value]))
+
+    kernels = choose_kernels(
+        config.runtime.compile,
+        old.get("kernels"),
+        impossible=_nothing_to_compile(config, device.value),
+        seconds=seconds,
+    )
     return Machine(
         device=torch.device(device.value),
         dtype=DTYPES[dtype.value],
         threads=int(threads.value),
         recompute=memory.value == "recompute",
-        choices=(device, dtype, threads, memory),
+        choices=(device, dtype, threads, memory, kernels),
+        kernels=cast(Literal["eager", "compiled"], kernels.value),
+    )
+
+
+def machine_for_reading(config: Config, recorded: Mapping[str, str]) -> Machine:
+    """What evaluation and generation run on: this machine's device and threads, and the run's own dtype.
+
+    Nothing is measured, nothing compiled, and nothing is kept for a backward pass.
+
+    Args:
+        recorded: name -> value of the run's choices; empty for a run that was imported.
+    Raises:
+        ConfigError: a device that this machine lacks, or a dtype that the device lacks.
+    """
+    device = _device(config.runtime.device, None)
+    dtype = _dtype(config.runtime.dtype, torch.device(device.value), None, None)
+    known = recorded.get("dtype")
+    if config.runtime.dtype == "auto" and known == "float32" and recorded.get("device") == device.value:
+        dtype = Choice("dtype", known, "as the run was trained")
+    threads = _threads(config.runtime.threads, None)
+    return Machine(
+        torch.device(device.value), DTYPES[dtype.value], int(threads.value), False, (device, dtype, threads)
     )
 
 
 def apply_process_settings(machine: Machine, *, deterministic: bool) -> Choice:
     """Set what belongs to the process: threads, kernels, the allocator. Returns the allocator's choice."""
     torch.set_num_threads(machine.threads)
+    compiler = find_compiler() if machine.kernels == "compiled" else None
+    if compiler is not None:
+        use_compiler(compiler)
     if machine.device.type == "cuda":
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = not deterministic
@@ -150,7 +202,24 @@ def fast_bfloat16() -> bool:
     return any(bool(getattr(torch.cpu, name)()) for name in checks if hasattr(torch.cpu, name))
 
 
-def _dtype(asked: str, device: torch.device, stored: str | None) -> Choice:
+class _Rates:
+    """Product rates of this processor at a model's sizes, measured when they are asked for, and once."""
+
+    def __init__(self, geometry: Geometry, threads: int) -> None:
+        self._columns = geometry.heads * geometry.neurons
+        self._width, self._threads = geometry.width, threads
+        self._known: dict[torch.dtype, float] = {}
+
+    def of(self, *dtypes: torch.dtype) -> float:
+        """GFLOP/s in the first of `dtypes`; those not known yet are measured together."""
+        missing = [dtype for dtype in dtypes if dtype not in self._known]
+        if missing:
+            self._known.update(product_rates(self._width, self._columns, missing, self._threads))
+        return self._known[dtypes[0]]
+
+
+def _dtype(asked: str, device: torch.device, stored: str | None, measured: _Rates | None) -> Choice:
+    """`measured` None: what the processor claims is believed."""
     if stored is not None:
         return Choice("dtype", stored, "as when the run was created")
     if asked != "auto":
@@ -158,18 +227,35 @@ def _dtype(asked: str, device: torch.device, stored: str | None) -> Choice:
             raise ConfigError("runtime.dtype: mps has no float64; use float32")
         return Choice("dtype", asked, "asked for by runtime.dtype")
     if device.type == "cpu":
-        if fast_bfloat16():
-            return Choice(
-                "dtype",
-                "bfloat16",
-                "this processor multiplies bfloat16; weights, states and sums stay float32",
-            )
-        return Choice("dtype", "float32", "this processor has no bfloat16 products")
+        return _cpu_dtype(measured)
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
         return Choice(
             "dtype", "bfloat16", "this device multiplies bfloat16; weights, states and sums stay float32"
         )
     return Choice("dtype", "float32", f"the safe choice on {device.type}")
+
+
+def _cpu_dtype(measured: _Rates | None) -> Choice:
+    """bfloat16 where the processor has it and it is faster by `FAST_BFLOAT16` or more."""
+    kept = "weights, states and sums stay float32"
+    if not fast_bfloat16():
+        return Choice("dtype", "float32", "this processor has no bfloat16 products")
+    if measured is None:
+        return Choice("dtype", "bfloat16", f"this processor multiplies bfloat16; {kept}")
+    wide, low = measured.of(torch.float32, torch.bfloat16), measured.of(torch.bfloat16)
+    rates = f"bfloat16 {low:,.0f} GFLOP/s, float32 {wide:,.0f}: {low / wide:.1f}x"
+    if low >= FAST_BFLOAT16 * wide:
+        return Choice("dtype", "bfloat16", f"{rates}; {kept}")
+    return Choice("dtype", "float32", f"{rates}, less than the {FAST_BFLOAT16}x that would pay")
+
+
+def _nothing_to_compile(config: Config, device: str) -> str | None:
+    """Why compiled kernels have no place in this run; None where they have."""
+    if device != "cpu":
+        return f"kernels are compiled on the CPU only, not on {device}"
+    if config.model.sequence_kernel.executor == "composed":
+        return "the composed executor has no kernels of its own"
+    return None
 
 
 def _threads(asked: int | None, stored: str | None) -> Choice:

@@ -232,9 +232,12 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     plan = Plan.of(config, dataset)
     geometry = Geometry.of(config.model, _vocabulary(config, dataset))
     form = _form(config, geometry)
-    machine = choose_machine(config, geometry, form.tile, stored)
+    tokens = plan.total_steps * plan.global_rows * config.training.block_size
+    machine = choose_machine(config, geometry, form.tile, stored, tokens=tokens)
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model = Model(config.model, geometry.vocab_size, seed=config.training.seed, recompute=machine.recompute)
+    if hasattr(model.layer_step, "kernels"):
+        model.layer_step.kernels = machine.kernels
     model.to(machine.device, machine.weight_dtype)
     optimizer, optimizer_choices = build_optimizer(model, config.optimizer)
     choices = (

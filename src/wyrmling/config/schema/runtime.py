@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from .base import CountingInt, PositiveInt, Table
+
+
+def _as_word(value: Any) -> Any:
+    """The TOML words true and false say on and off too."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Compiling = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(_as_word, json_schema_input_type=Literal["auto", "on", "off", True, False]),
+]
 
 
 class Runtime(Table):
@@ -17,11 +28,15 @@ class Runtime(Table):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = Field(
         default="auto",
-        description='Type of the products; "auto": bfloat16 where the processor multiplies it, else float32. '
+        description='Type of the products; "auto": bfloat16 where it is measured to be faster, else float32. '
         "Weights, states and sums stay float32.",
     )
     threads: PositiveInt | None = Field(default=None, description="CPU threads; unset: what PyTorch takes.")
-    compile: Literal[False] = Field(default=False, description="The model is not compiled.")
+    compile: Compiling = Field(
+        default="auto",
+        description='Compile the small kernels between the products on the CPU; "auto": when a C++ compiler works '
+        "here and the run is long enough to pay for it. true and false mean on and off.",
+    )
     deterministic: bool = Field(
         default=True, description="Only use operations that give the same result every time."
     )

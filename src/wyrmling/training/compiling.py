@@ -1,0 +1,189 @@
+"""Whether the small elementwise kernels of a layer are compiled, which needs a C++ compiler and a run that pays for it.
+
+PyTorch's compiler (inductor) writes C++ and calls the compiler of the system. Whether that works cannot be seen from
+outside: the compiler may be missing, old, without headers or OpenMP, or hang. So a small function is compiled in a
+child process first, and a run never depends on the outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import CheckpointError, ConfigError
+from ..runs import Choice
+from ..watch.quantities import duration
+
+NAME = "kernels"
+# Seconds: trying the compiler (about 10) and compiling the kernels (5 to 15), once; later runs find them in the cache.
+COST = 25.0
+# The share of a run's time that compiled kernels save.
+GAIN = 0.07
+# Seconds after which a compiler is given up. The trial takes 4 to 15 on two idle cores.
+PATIENCE = 90.0
+
+_TRIAL = """
+import sys, torch
+try:
+    compiled = torch.compile(lambda x, y: torch.relu(x) * y, dynamic=False)
+    x = torch.linspace(-1, 1, 4096)
+    assert torch.equal(compiled(x, x), torch.relu(x) * x), "the compiled function is wrong"
+except BaseException as error:
+    sys.exit(" ".join(str(error).split()) or type(error).__name__)
+"""
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What was found: the `path` of a C++ compiler that works, or None and the `reason`."""
+
+    path: str | None
+    reason: str
+
+
+def worth_compiling(seconds: float) -> bool:
+    """Whether a run of about this many seconds gains more than compiling costs."""
+    return GAIN * seconds > COST
+
+
+def find_compiler() -> str | None:
+    """The C++ compiler that PyTorch would call, or another that is there; CXX alone where that is set."""
+    if named := os.environ.get("CXX"):
+        return shutil.which(named)
+    names = {"win32": ("cl",), "darwin": ("clang++", "g++")}.get(sys.platform, ("g++", "clang++", "c++"))
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def working_compiler(patience: float | None = None) -> Compiler:
+    """Try the C++ compiler on a small function, in a child process; once per process and compiler.
+
+    Args:
+        patience: seconds after which it is given up.
+    """
+    path = find_compiler()
+    if path is None:
+        named = os.environ.get("CXX")
+        return Compiler(
+            None, f"CXX names {named}, which is not there" if named else "there is no C++ compiler"
+        )
+    return _tried(path, PATIENCE if patience is None else patience)
+
+
+def use_compiler(path: str) -> None:
+    """Let PyTorch call this C++ compiler from now on."""
+    from torch._inductor import config
+
+    config.cpp.cxx = (None, path)
+
+
+def choose_kernels(
+    asked: Literal["auto", "on", "off"],
+    stored: str | None,
+    *,
+    impossible: str | None,
+    seconds: Callable[[], float],
+) -> Choice:
+    """Compile the kernels or run them one operation after another.
+
+    Args:
+        asked: `runtime.compile`.
+        stored: what the run that goes on was created with.
+        impossible: why nothing can be compiled here whatever the compiler; None where it can.
+        seconds: gives an estimate of the run's length; only asked when it matters.
+    Raises:
+        ConfigError: compiling is asked for, and cannot be done.
+        CheckpointError: the run that goes on has compiled kernels, and cannot have them here.
+    """
+    if stored is not None:
+        return _stored(stored, impossible)
+    if asked == "off":
+        return Choice(NAME, "eager", "asked for by runtime.compile")
+    if asked == "on":
+        found = Compiler(None, impossible) if impossible else working_compiler()
+        if found.path is None:
+            raise ConfigError(
+                f"runtime.compile is on, but {found.reason}: install g++ or clang++, name a compiler in the variable "
+                "CXX, or set runtime.compile = off"
+            )
+        return Choice(NAME, "compiled", f"asked for by runtime.compile; {found.reason}")
+    if impossible:
+        return Choice(NAME, "eager", impossible)
+    length = seconds()
+    if not worth_compiling(length):
+        return Choice(
+            NAME, "eager", f"a run of about {duration(length)} gains less than compiling costs ({COST:.0f} s)"
+        )
+    found = working_compiler()
+    if found.path is None:
+        return Choice(NAME, "eager", found.reason)
+    return Choice(NAME, "compiled", f"{found.reason}; the run takes about {duration(length)}")
+
+
+def _stored(stored: str, impossible: str | None) -> Choice:
+    if stored == "compiled":
+        found = Compiler(None, impossible) if impossible else working_compiler()
+        if found.path is None:
+            raise CheckpointError(
+                f"the run was trained with compiled kernels, but {found.reason}: put the compiler back, or pass "
+                "--allow-inexact with --set runtime.compile=off"
+            )
+    return Choice(NAME, stored, "as when the run was created")
+
+
+@functools.cache
+def _tried(path: str, patience: float) -> Compiler:
+    """The outcome of the trial with this compiler."""
+    commands = [[sys.executable, "-c", _TRIAL]]
+    if sys.platform != "win32":
+        commands.insert(0, [path, "--version"])  # what PyTorch asks first; tells most failures at once
+    for command in commands:
+        failure = _run(command, {**os.environ, "CXX": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}, patience)
+        if failure is not None:
+            return Compiler(None, f"the C++ compiler {path} does not work ({failure})")
+    return Compiler(path, f"the C++ compiler {path} works")
+
+
+def _run(command: list[str], environment: dict[str, str], patience: float) -> str | None:
+    """Run a command to its end; None when it succeeded, else a few words on what happened."""
+    try:
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # what the child starts must end with it
+        )
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    with child:
+        try:
+            _, said = child.communicate(timeout=patience)
+        except BaseException as error:
+            _end(child)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            return f"not done after {patience:g} s"
+    if child.returncode == 0:
+        return None
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1][:160] if lines else f"exit code {child.returncode}"
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a child and what it started."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            child.kill()
+        else:
+            os.killpg(child.pid, signal.SIGKILL)

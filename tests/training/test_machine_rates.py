@@ -1,0 +1,141 @@
+"""Product rates and the length of a run: what automatic choices are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wyrmling import load_config
+from wyrmling.config.schema.model import Model as ModelConfig
+from wyrmling.config.schema.runtime import Runtime
+from wyrmling.errors import ConfigError
+from wyrmling.model import Geometry
+from wyrmling.training import machine as module
+from wyrmling.training.machine import choose_machine, machine_for_reading
+from wyrmling.training.rates import operations_per_token, product_rates, run_seconds
+
+
+def geometry(**changes: int) -> Geometry:
+    sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "latent_total": 32, **changes}
+    return Geometry.of(ModelConfig(**sizes), 11)  # type: ignore[arg-type]
+
+
+def ticks(*durations: float) -> Iterator[float]:
+    """A clock whose every second reading comes a product later: float32 first, bfloat16 second, in turn."""
+    now = 0.0
+    yield now
+    while True:
+        yield now
+        for duration in durations:
+            yield now
+            now += duration
+            yield now
+
+
+def test_rates_are_operations_over_the_median_time() -> None:
+    clock = ticks(2e-3, 5e-4)
+    rates = product_rates(8, 64, (torch.float32, torch.bfloat16), 1, lambda: next(clock))
+    assert rates[torch.float32] == pytest.approx(2 * 512 * 8 * 64 / 2e-3 / 1e9)
+    assert rates[torch.bfloat16] == pytest.approx(4 * rates[torch.float32])
+
+
+def test_measuring_leaves_threads_and_random_numbers_alone() -> None:
+    torch.manual_seed(3)
+    state, threads = torch.get_rng_state(), torch.get_num_threads()
+    rates = product_rates(8, 64, (torch.float32,), 2)
+    assert list(rates) == [torch.float32]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("low", "expected"), [(130.1, "bfloat16"), (850.0, "bfloat16"), (129.0, "float32"), (20.0, "float32")]
+)
+def test_bfloat16_is_taken_where_it_is_measured_to_be_faster(
+    monkeypatch: pytest.MonkeyPatch, low: float, expected: str
+) -> None:
+    monkeypatch.setattr(module, "fast_bfloat16", lambda: True)
+    known = {torch.float32: 100.0, torch.bfloat16: low}
+    monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: {d: known[d] for d in dtypes})
+    chosen = choose_machine(load_config("tiny"), geometry(), 32, tokens=1000)
+    dtype = next(choice for choice in chosen.choices if choice.name == "dtype")
+    assert dtype.value == expected
+    assert f"bfloat16 {low:.0f} GFLOP/s, float32 100: {low / 100:.1f}x" in dtype.reason
+
+
+def test_a_processor_that_claims_none_is_not_asked_to_prove_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fast_bfloat16", lambda: False)
+    monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: dict.fromkeys(dtypes, 1e9))
+    chosen = choose_machine(load_config("tiny"), geometry(), 32, tokens=1000)
+    assert chosen.dtype == torch.float32
+    assert chosen.kernels == "eager"
+
+
+def test_stored_choices_are_taken_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "product_rates", lambda *_: pytest.fail("measured"))
+    stored = {
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "threads": "1",
+        "activation_memory": "recompute",
+        "kernels": "eager",
+    }
+    chosen = choose_machine(load_config("tiny"), geometry(), 32, stored, tokens=10**15)
+    assert {choice.name: choice.value for choice in chosen.choices} == stored
+    assert all(choice.reason == "as when the run was created" for choice in chosen.choices)
+
+
+def test_reading_measures_nothing_and_takes_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "product_rates", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(module, "fast_bfloat16", lambda: True)
+    config = load_config("tiny", ["runtime.device=cpu"])
+    assert machine_for_reading(config, {}).dtype == torch.bfloat16
+    for recorded in ("float32", "bfloat16"):
+        assert machine_for_reading(config, {"device": "cpu", "dtype": recorded}).dtype == getattr(
+            torch, recorded
+        )
+    monkeypatch.setattr(module, "fast_bfloat16", lambda: False)
+    assert machine_for_reading(config, {"device": "cpu", "dtype": "bfloat16"}).dtype == torch.float32
+    wide = load_config("tiny", ["runtime.device=cpu", "runtime.dtype=float64"])
+    assert machine_for_reading(wide, {"device": "cpu", "dtype": "float32"}).dtype == torch.float64
+
+
+def test_the_composed_executor_has_nothing_to_compile() -> None:
+    from types import SimpleNamespace as Some
+
+    config = Some(model=Some(sequence_kernel=Some(executor="composed")))
+    assert module._nothing_to_compile(config, "cpu") is not None  # type: ignore[arg-type]
+    assert module._nothing_to_compile(load_config("tiny"), "cpu") is None
+    assert module._nothing_to_compile(load_config("tiny"), "cuda") is not None
+
+
+def test_operations_by_hand() -> None:
+    """Two layers of 2 heads x 16 neurons, width 8, one tile of 4 tokens: products, scores and values, the head."""
+    per_layer = 3 * 8 * 32 + 2 * (4 * 16 + 4 * 8)
+    assert operations_per_token(geometry(), 4, 4) == 2 * (2 * per_layer + 8 * 11)
+
+
+@given(length=st.integers(1, 5000), tile=st.sampled_from([64, 128, 10**6]), layers=st.integers(1, 5))
+def test_more_of_anything_takes_longer(length: int, tile: int, layers: int) -> None:
+    operations = operations_per_token(geometry(n_layer=layers), length, tile)
+    assert operations < operations_per_token(geometry(n_layer=layers + 1), length, tile)
+    assert operations < operations_per_token(geometry(n_layer=layers, latent_total=64), length, tile)
+    seconds = run_seconds(1000, operations, 100.0)
+    assert run_seconds(2000, operations, 100.0) == pytest.approx(2 * seconds)
+    assert run_seconds(1000, operations, 50.0) == pytest.approx(2 * seconds)
+
+
+@pytest.mark.parametrize(
+    ("given_value", "meant"), [(True, "on"), (False, "off"), ("auto", "auto"), ("on", "on"), ("off", "off")]
+)
+def test_compile_understands_words_and_truth(given_value: object, meant: str) -> None:
+    assert Runtime.model_validate({"compile": given_value}).compile == meant
+
+
+def test_compile_refuses_other_words() -> None:
+    with pytest.raises(ConfigError, match=r"runtime\.compile"):
+        load_config("tiny", ["runtime.compile=maybe"])
