@@ -1,1 +1,1 @@
-"""Measurements against a plain implementation, interleaved, as ratios of medians."""
+"""Measurements against plain implementations, interleaved, as ratios of medians: `python -m benchmarks`."""

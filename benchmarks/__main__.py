@@ -1,5 +1,9 @@
-"""`python -m benchmarks`: everything, as Markdown tables."""
+"""`python -m benchmarks`: measure, and write what was measured into docs/results.md and recorded.json."""
 
-from .speed import main
+from __future__ import annotations
 
-main()
+import sys
+
+from .command import main
+
+sys.exit(main())

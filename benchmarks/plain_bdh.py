@@ -17,6 +17,8 @@ from torch import Tensor, nn
 class PlainBDH(nn.Module):
     """Parameters as in the published code: embed, encoder, encoder_v [H, D, N], decoder [H N, D], lm_head [D, V]."""
 
+    frequencies: Tensor
+
     def __init__(
         self,
         *,

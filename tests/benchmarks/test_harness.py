@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import time
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks import harness, speed
+import pytest
+import torch
+from benchmarks import harness, memory
+from benchmarks.sizes import SHORT, Size, batch, our_step, pair, plain_step
+
+from wyrmling.errors import WyrmlingError
 
 
 def test_contestants_take_turns_and_medians_are_medians() -> None:
@@ -18,24 +21,31 @@ def test_contestants_take_turns_and_medians_are_medians() -> None:
     assert (timing.median, timing.spread) == (2.0, 4.0)
 
 
-def test_both_models_of_a_pair_compute_the_same() -> None:
-    import torch
+def test_a_slow_contestant_runs_in_fewer_rounds_but_at_least_two() -> None:
+    calls = {"slow": lambda: time.sleep(0.02), "quick": lambda: None}
+    times = harness.interleaved(calls, rounds=4, patience=0.01)
+    assert {name: len(timing.seconds) for name, timing in times.items()} == {"slow": 2, "quick": 4}
+    assert len(harness.interleaved(calls, rounds=1, patience=0.01)["slow"].seconds) == 1
 
-    size = speed.Size("tiny", 2, 16, 2, 4, 2, 9)
-    plain, ours = speed.pair(size)
-    tokens, targets = speed.batch(size)
-    speed.plain_step(plain, tokens, targets, low=False)
-    speed.our_step(ours, tokens, targets, low=False)
+
+def test_both_models_of_a_pair_compute_the_same() -> None:
+    size = Size("tiny", 2, 16, 2, 4, 2, 9)
+    plain, ours = pair(size)
+    tokens, targets = batch(size)
+    plain_step(plain, tokens, targets, low=False)
+    our_step(ours, tokens, targets, low=False)
     torch.testing.assert_close(ours.decoder.grad, plain.decoder.grad, rtol=1e-4, atol=1e-7)
 
 
 def test_recompute_needs_less_than_half_of_the_plain_memory() -> None:
     """Peaks of child processes, at the smallest size of the benchmark."""
-    used = {
-        who: harness.peak_memory("benchmarks.speed", {"who": who, "size": 0})
-        for who in ("plain", "recompute")
-    }
+    used = {who: memory.measured(who, SHORT[0], False) for who in ("plain", "recompute")}
     assert used["recompute"] < used["plain"] / 2
+
+
+def test_a_child_that_fails_says_why() -> None:
+    with pytest.raises(WyrmlingError, match=r"code 1: ValueError: no such thing"):
+        harness.child(["-c", "raise ValueError('no such thing')"])
 
 
 def test_a_table_is_markdown() -> None:
