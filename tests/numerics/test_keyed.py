@@ -130,3 +130,10 @@ def test_a_word_stream_is_splitmix64() -> None:
     other = stream(42).copy()
     assert stream(1234567).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
     np.testing.assert_array_equal(stream(42), other)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 50), st.integers(1, 50))
+def test_a_stream_can_be_read_from_any_word(key: int, first: int, count: int) -> None:
+    stream = WordStream(100)
+    whole = stream(key).tolist()
+    assert stream(key, first, count).tolist() == whole[first : first + count]

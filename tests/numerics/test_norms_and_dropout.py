@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import pytest
@@ -117,3 +118,46 @@ def test_a_rate_next_to_one_still_keeps_something() -> None:
     key = Dropout(0.999999, 0, 0, (0,))
     assert key.scale == 65536.0
     assert key.threshold == 65535
+
+
+def test_masks_are_a_format() -> None:
+    """A run that goes on with another version draws the masks it would have drawn."""
+    kept = Dropout(0.25, 3, 9, (5, 8)).mask(1, torch.tensor([0, 100]), 70, 2, 6)
+    assert hashlib.sha256(kept.numpy().tobytes()).hexdigest()[:16] == "1a0e816dd52c2f8f"
+
+
+@given(
+    start=st.integers(0, 200),
+    length=st.integers(1, 150),
+    heads=st.integers(1, 3),
+    pairs=st.integers(1, 40),
+    rate=st.sampled_from([0.0, 0.1, 0.5, 0.999999]),
+)
+def test_halves_are_the_same_mask_in_another_order(
+    start: int, length: int, heads: int, pairs: int, rate: float
+) -> None:
+    key, position = Dropout(rate, 3, 9, (5, 2)), torch.tensor([start, 64])
+    kept = key.mask(1, position, length, heads, 2 * pairs)
+    halves = key.mask(1, position, length, heads, 2 * pairs, halves=True)
+    assert torch.equal(halves, torch.cat((kept[..., 0::2], kept[..., 1::2]), dim=-1))
+
+
+def test_an_odd_number_of_neurons_has_no_halves() -> None:
+    with pytest.raises(ValueError, match="7 neurons"):
+        Dropout(0.5, 0, 0, (0,)).mask(0, torch.tensor([0]), 3, 2, 7, halves=True)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_second_thread_draws_the_same_mask(halves: bool) -> None:
+    """Many pieces, with borders inside a tile: wide rows of an odd number of values a word."""
+    key, position, threads = Dropout(0.3, 1, 1, (4, 7, 9)), torch.tensor([0, 10, 63]), torch.get_num_threads()
+
+    def draw(count: int) -> torch.Tensor:
+        torch.set_num_threads(count)
+        try:
+            return key.mask(2, position, 70, 3, 4098, halves=halves)
+        finally:
+            torch.set_num_threads(threads)
+
+    alone = draw(1)
+    assert all(torch.equal(draw(2), alone) for _ in range(3))

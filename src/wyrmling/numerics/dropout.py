@@ -6,10 +6,16 @@ ones, and a cut in time does not change them: token t of a row lies in tile t //
 
 from __future__ import annotations
 
+import os
 import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,17 +23,65 @@ from .keyed import WordStream, hash_int
 
 TILE = 64
 _RESOLUTION = 1 << 16
+# Words that are drawn at a time: few enough to stay in the cache, many enough that threads seldom wait for each other.
+_PIECE = 1 << 16
 
 
 _buffers = threading.local()
 
 
 def _stream(words: int) -> WordStream:
-    """A stream with buffers of this thread's own, kept from call to call."""
+    """A stream of `words` words or more with buffers of this thread's own, kept from call to call."""
     stream: WordStream | None = getattr(_buffers, "stream", None)
-    if stream is None or stream.words != words:
+    if stream is None or stream.words < words:
         stream = _buffers.stream = WordStream(words)
     return stream
+
+
+@cache
+def _helper() -> ThreadPoolExecutor:
+    """A second thread that draws: NumPy works outside the interpreter's lock."""
+    return ThreadPoolExecutor(1, "dropout")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not survive a fork
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some tokens of a row that lie in one tile, and where their mask goes.
+
+    Attributes:
+        key: of the tile's stream.
+        first: number of the first token within the tile.
+        kept: bool [t, H, N], a view of the mask.
+    """
+
+    key: int
+    first: int
+    kept: npt.NDArray[np.bool_]
+
+    def draw(self, least: int, halves: bool) -> None:
+        """Keep where the 16 random bits of a value, as a signed number, are `least` or more."""
+        tokens, heads, neurons = self.kept.shape
+        begin, values = self.first * heads * neurons, self.kept.size
+        word = begin // 4
+        count = -(-(begin + values) // 4) - word
+        words = _stream(count)(self.key, word, count)
+        if not halves:
+            draws = words.view(np.int16)[begin - 4 * word :][:values]
+            np.greater_equal(draws.reshape(self.kept.shape), np.int16(least), out=self.kept)
+            return
+        # Two neighbours are one 32-bit number, whose upper half alone decides its comparison with a number
+        # whose lower half is zero.
+        pairs = words.view(np.int32)[begin // 2 - 2 * word :][: values // 2].reshape(
+            tokens, heads, neurons // 2
+        )
+        threshold = np.int32(least * _RESOLUTION)
+        np.greater_equal(pairs, threshold, out=self.kept[..., neurons // 2 :])
+        np.left_shift(pairs, np.int32(16), out=pairs)
+        np.greater_equal(pairs, threshold, out=self.kept[..., : neurons // 2])
 
 
 @dataclass(frozen=True)
@@ -56,21 +110,55 @@ class Dropout:
         """What kept values are multiplied by: 1 / (1 - rate)."""
         return _RESOLUTION / (_RESOLUTION - self.threshold)
 
-    def mask(self, layer: int, position: Tensor, length: int, heads: int, neurons: int) -> Tensor:
+    def mask(
+        self,
+        layer: int,
+        position: Tensor,
+        length: int,
+        heads: int,
+        neurons: int,
+        *,
+        halves: bool = False,
+    ) -> Tensor:
         """Which values are kept.
 
         Args:
             position: int64 [B] on the CPU, the position of each row's first token.
+            halves: order the neurons 0, 2, 4, ..., 1, 3, 5, ... instead of 0, 1, 2, ...
         Returns: bool [H, B, T, N] on the CPU.
+        Raises:
+            ValueError: halves of an odd number of neurons.
         """
+        if halves and neurons % 2:
+            raise ValueError(f"{neurons} neurons have no halves")
         kept = torch.empty(heads, len(self.rows), length, neurons, dtype=torch.bool)
-        values = TILE * heads * neurons
-        stream = _stream(-(-values // 4))
-        for index, (row, start) in enumerate(zip(self.rows, position.tolist(), strict=True)):
-            for tile in range(start // TILE, (start + length - 1) // TILE + 1):
-                first, last = max(start, tile * TILE), min(start + length, (tile + 1) * TILE)
-                words = stream(hash_int("dropout", self.seed, self.step, layer, row, tile))
-                draws = torch.from_numpy(words.view(np.int16)[:values]).view(TILE, heads, neurons)
-                chosen = draws[first - tile * TILE : last - tile * TILE] >= self.threshold - _RESOLUTION // 2
-                kept[:, index, first - start : last - start] = chosen.transpose(0, 1)
+        pieces = deque(self._pieces(layer, position.tolist(), kept.numpy().transpose(1, 2, 0, 3)))
+
+        def work() -> None:
+            while pieces:
+                try:
+                    piece = pieces.popleft()
+                except IndexError:  # the other thread took the last one
+                    return
+                piece.draw(self.threshold - _RESOLUTION // 2, halves)
+
+        if len(pieces) > 1 and torch.get_num_threads() > 1:
+            other = _helper().submit(work)
+            work()
+            other.result()
+        else:
+            work()
         return kept
+
+    def _pieces(self, layer: int, position: list[int], kept: npt.NDArray[np.bool_]) -> Iterator[_Piece]:
+        """Cut bool [B, T, H, N] into pieces of one row and one tile each."""
+        _, length, heads, neurons = kept.shape
+        size = min(TILE, max(1, 4 * _PIECE // (heads * neurons)))
+        for row, start, row_kept in zip(self.rows, position, kept, strict=True):
+            begin = start
+            while begin < start + length:
+                tile, first = divmod(begin, TILE)
+                end = min(begin + size, (tile + 1) * TILE, start + length)
+                key = hash_int("dropout", self.seed, self.step, layer, row, tile)
+                yield _Piece(key, first, row_kept[begin - start : end - start])
+                begin = end

@@ -75,7 +75,7 @@ def philox(*parts: int | str) -> np.random.Philox:
 
 
 class WordStream:
-    """The first n words of the SplitMix64 stream of a key, for many keys in turn, without allocation.
+    """Words of the SplitMix64 stream of a key, up to n at a time, for many keys in turn, without allocation.
 
     Word i is mix(key + (i + 1) gamma). A third of a nanosecond per 16 random bits: several times faster than
     any generator of NumPy or torch, and the same on every machine and for any number of threads.
@@ -88,10 +88,13 @@ class WordStream:
         self._words = np.empty(n, dtype=U64)
         self._shifted = np.empty(n, dtype=U64)
 
-    def __call__(self, key: int) -> npt.NDArray[np.uint64]:
-        """uint64 [n], valid until the next call."""
-        x, y = self._words, self._shifted
-        np.add(self._counters, U64(key), out=x)
+    def __call__(self, key: int, first: int = 0, count: int | None = None) -> npt.NDArray[np.uint64]:
+        """uint64 [count], the words from number `first` on; n of them unless `count` says fewer.
+
+        Valid until the next call.
+        """
+        x, y = self._words[:count], self._shifted[:count]
+        np.add(self._counters[:count], U64((key + first * _GAMMA) & _MASK), out=x)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, None)):
             np.right_shift(x, U64(shift), out=y)
             np.bitwise_xor(x, y, out=x)
