@@ -10,6 +10,7 @@ Source: the published BDH code (Pathway, "The Dragon Hatchling", 2025) and its r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,8 @@ from ..numerics.roles import Role, declare
 from . import init
 from .geometry import Geometry
 from .heads.standard import cross_entropy_sum, token_losses
-from .layer import Composed, LayerWeights, Observed
+from .fused import Fused, FusedWeights
+from .layer import LayerWeights, Observed
 from .state import State
 
 
@@ -78,7 +80,7 @@ class Model(nn.Module):
             executor=config.sequence_kernel.executor,
         )
         x_threshold, y_threshold = init.thresholds(start, config.relu_threshold, g.width, g.neurons, g.layers)
-        self.layer_step = Composed(
+        self.layer_step = Fused(
             self.memory, self.norm, x_threshold=x_threshold, y_threshold=y_threshold, recompute=recompute
         )
 
@@ -107,20 +109,11 @@ class Model(nn.Module):
         )
         return State(layers, torch.zeros(rows, dtype=torch.int64))
 
-    def layer_weights(self) -> list[LayerWeights]:
-        """The weights as every layer sees them. Cast once per forward pass under autocast; gradients flow through."""
+    def layer_weights(self, tokens: int | None = None) -> Sequence[LayerWeights | FusedWeights]:
+        """The weights as the executor wants them for every layer of one pass over `tokens` tokens (None: many)."""
         g = self.geometry
         decoder = self.decoder.view(g.heads, g.neurons, g.width)
-        shared = LayerWeights(self.encoder, self.encoder_v, decoder)
-        if torch.is_autocast_enabled(self.device.type):
-            dtype = torch.get_autocast_dtype(self.device.type)
-            shared = LayerWeights(*(weight.to(dtype) for weight in shared))
-        # a narrow layer takes the first neurons of every head, from all three matrices alike
-        narrow = {
-            n: LayerWeights(shared.encoder[..., :n], shared.encoder_v[..., :n], shared.decoder[:, :n])
-            for n in set(g.layer_neurons) - {g.neurons}
-        }
-        return [narrow.get(n, shared) for n in g.layer_neurons]
+        return self.layer_step.prepare(self.encoder, self.encoder_v, decoder, g.layer_neurons, tokens)
 
     def forward(
         self,
@@ -157,7 +150,7 @@ class Model(nn.Module):
         if length == 0:
             return hidden, (state or self.initial_state(rows)) if carry else None
         layers = []
-        for index, weights in enumerate(self.layer_weights()):
+        for index, weights in enumerate(self.layer_weights(rows * length)):
             hidden, layer_state, observed = self.layer_step(
                 weights,
                 hidden,

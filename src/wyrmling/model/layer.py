@@ -10,12 +10,13 @@ An executor is called as
     layer_step(weights, hidden, state, *, position, layer, reset, dropout, observe, carry)
         -> (hidden, state, observed)
 
-It returns all gradients through autograd, never writes `.grad`, never caches a weight (hooks of replicas, sharding
+with the weights of this layer as its own `prepare` made them, once per forward pass. It returns all gradients through autograd, never writes `.grad`, never caches a weight (hooks of replicas, sharding
 and gradcheck must keep working), and knows nothing of files or screens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -96,6 +97,31 @@ class Composed:
         self.memory, self.norm = memory, norm
         self.x_threshold, self.y_threshold = x_threshold, y_threshold
         self.recompute = recompute
+
+    def prepare(
+        self,
+        encoder: Tensor,
+        encoder_v: Tensor,
+        decoder: Tensor,
+        layer_neurons: Sequence[int],
+        tokens: int | None = None,
+    ) -> Sequence[LayerWeights]:
+        """The weights as each layer takes them. Cast once per forward pass under autocast; gradients flow through.
+
+        Args:
+            encoder, encoder_v [H, D, N], decoder [H, N, D]: the parameters.
+            layer_neurons: neurons per head of each layer; a narrow layer takes the first ones of every head.
+            tokens: how many tokens the pass will read; makes no difference here.
+        """
+        shared = LayerWeights(encoder, encoder_v, decoder)
+        if torch.is_autocast_enabled(encoder.device.type):
+            dtype = torch.get_autocast_dtype(encoder.device.type)
+            shared = LayerWeights(*(weight.to(dtype) for weight in shared))
+        narrow = {
+            n: LayerWeights(shared.encoder[..., :n], shared.encoder_v[..., :n], shared.decoder[:, :n])
+            for n in set(layer_neurons) - {encoder.shape[-1]}
+        }
+        return [narrow.get(n, shared) for n in layer_neurons]
 
     def tile(self, length: int) -> int:
         """Tokens per tile for a call of `length` tokens: the memory's own choice of form decides."""

@@ -20,7 +20,7 @@ from ..choose import DEFAULT_CHUNK, FormChoice, choose_form
 from . import chunked, dense, naive
 
 Positions = Literal["rope", "alibi", "pope"]
-Executor = Literal["auto", "reference", "naive", "dense", "chunked"]
+Executor = Literal["auto", "fused", "composed", "reference", "naive", "dense", "chunked"]
 
 
 class LinearAttention(Memory):
@@ -76,7 +76,7 @@ class LinearAttention(Memory):
                 self._buffers[name] = tensor
         return self
 
-    def _phase_table(self) -> PhaseTable:
+    def phase_table(self) -> PhaseTable:
         """The table of the present frequencies; made anew when they were written to (loading, growing)."""
         frequencies = self.frequencies
         assert frequencies is not None
@@ -109,7 +109,7 @@ class LinearAttention(Memory):
         if self.positions == "alibi":
             return neurons
         dtype = torch.float64 if neurons.dtype == torch.float64 else torch.float32
-        rotor = self._phase_table()(position, neurons.shape[2], dtype, neurons.device)
+        rotor = self.phase_table()(position, neurons.shape[2], dtype, neurons.device)
         width = neurons.shape[3] // 2 if self.positions == "rope" else neurons.shape[3]
         # a narrow layer uses the first neurons, and so the first frequencies
         return (rotate if self.positions == "rope" else polar)(neurons, rotor[..., :width])

@@ -1,0 +1,90 @@
+"""How a fused call cuts its work: the form, the chunk, the rows per tile, and which states the backward pass needs kept.
+
+Pure functions of sizes. Costs are counted in multiply-adds; a byte moved between main memory and the processor counts
+as a few of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ...memory.choose import dense_cost
+
+CHUNKS = (128, 256, 512)
+# Numbers per tile of neurons: the few buffers that a tile needs stay in a third-level cache.
+TILE_NUMBERS = 1 << 22
+# Rolling a state back by subtraction is exact enough for this many chunks, and impossible where it decays.
+ROLL_BACK_CHUNKS = 64
+# Bytes per number of the state and chunk: read and written as float32 sums, read and written in the products' type.
+_STATE_TRAFFIC = 14
+
+
+@dataclass(frozen=True)
+class FusedPlan:
+    """The cuts of one call.
+
+    Attributes:
+        chunk: tokens per chunk; all of them in the dense form.
+        rows: batch rows per tile.
+        keep_every: the backward pass finds the states between chunks by running forward from every k-th one, which
+            is kept; 0: by rolling the last one back.
+        reason: why this form.
+    """
+
+    form: Literal["dense", "chunked"]
+    chunk: int
+    rows: int
+    keep_every: int
+    reason: str
+
+
+def multiply_adds_per_byte(element_size: int) -> float:
+    """What moving a byte costs, in multiply-adds: bfloat16 products are several times faster than the memory."""
+    return 8.0 if element_size == 2 else 2.0
+
+
+def chunk_cost(chunk: int, keys: int, width: int, element_size: int) -> float:
+    """Multiply-adds per token and head of chunks with carried state; traffic of the state included."""
+    traffic = keys * width * _STATE_TRAFFIC * multiply_adds_per_byte(element_size) / chunk
+    return dense_cost(chunk, keys, width) + 2 * keys * width + traffic
+
+
+def plan(
+    rows: int,
+    length: int,
+    keys: int,
+    width: int,
+    *,
+    element_size: int,
+    decays: bool,
+    forced: str = "auto",
+    chunk: int | None = None,
+    keep_every: int | None = None,
+) -> FusedPlan:
+    """Cut a call of `rows` x `length` tokens with keys of width K and values of width D.
+
+    Args:
+        forced: "dense" or "chunked" where the configuration asks for one of them.
+        chunk: tokens per chunk where somebody asks for a number.
+        keep_every: the distance of kept states where somebody asks for it.
+    """
+    chosen = chunk or min(CHUNKS, key=lambda size: chunk_cost(size, keys, width, element_size))
+    dense, chunked = dense_cost(length, keys, width), chunk_cost(chosen, keys, width, element_size)
+    counts = (
+        f"{dense / 1e6:.2f} M multiply-adds per token and head dense, {chunked / 1e6:.2f} M in chunks of {chosen}"
+    )
+    if forced in ("dense", "chunked"):
+        form, counts = forced, "asked for by model.sequence_kernel.executor"
+    elif length <= chosen:
+        form, counts = "dense", f"{length} tokens fit one chunk of {chosen}"
+    else:
+        form = "dense" if dense <= chunked else "chunked"
+    if form == "dense":
+        chosen = length
+    chunks = -(-length // chosen)
+    if keep_every is None:
+        keep_every = math.isqrt(chunks - 1) + 1 if decays or chunks > ROLL_BACK_CHUNKS else 0
+    tile_rows = max(1, min(rows, TILE_NUMBERS // max(1, min(chosen, length) * keys)))
+    return FusedPlan("dense" if form == "dense" else "chunked", chosen, tile_rows, keep_every, counts)

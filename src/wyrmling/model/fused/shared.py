@@ -1,0 +1,137 @@
+"""The shared weights as the fused layers of one forward pass use them, and one place for their gradients.
+
+The weights are cast to the products' type and put into the fused neuron order once per forward pass, not once per
+layer; and the gradients of all layers are summed in place, in float32, not by adding L full-size tensors.
+
+`GradientGate` ties this to autograd: it is a function of the three weights whose output, an empty token, every layer
+takes as an input. So its backward pass runs after those of all layers, and returns the sums as ordinary gradients of
+the weights: hooks, replicas and `torch.autograd.grad` see nothing unusual.
+
+Under rope the fused order of neurons holds the first members of all pairs, then the second ones: a rotation then works
+on contiguous halves. Narrow layers take the first neurons of every head, in the same order of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Matrices(NamedTuple):
+    """Weights or their gradients, in the fused order of neurons."""
+
+    encoder: Tensor  # [H, D, N]
+    encoder_v: Tensor  # [H, D, N]
+    decoder: Tensor  # [H, N, D]
+
+
+def split_pairs(x: Tensor, dim: int) -> Tensor:
+    """From neighbours (0, 1, 2, 3, ...) to halves (0, 2, ..., 1, 3, ...) along an axis; a copy."""
+    dim %= x.dim()
+    return x.unflatten(dim, (-1, 2)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+def join_pairs(x: Tensor, dim: int) -> Tensor:
+    """The inverse of `split_pairs`; a copy."""
+    dim %= x.dim()
+    return x.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+class SharedWeights:
+    """What one forward pass knows of the weights.
+
+    Args:
+        encoder, encoder_v [H, D, N], decoder [H, N, D]: the parameters, natural order of neurons.
+        compute: type of the products.
+        split: whether the fused order is that of `split_pairs` (rope) or the natural one.
+
+    Attributes:
+        token: what layers pass to autograd in place of the weights; None where no gradient is wanted.
+    """
+
+    def __init__(
+        self, encoder: Tensor, encoder_v: Tensor, decoder: Tensor, compute: torch.dtype, *, split: bool
+    ) -> None:
+        self._natural = Matrices(encoder.detach(), encoder_v.detach(), decoder.detach())
+        self.compute, self.split = compute, split
+        self.sums = torch.float64 if compute == torch.float64 else torch.float32
+        self._prepared: dict[int, Matrices] = {}
+        self._gradients: dict[int, Matrices] = {}
+        self._backward_pass: int | None = None
+        self.token: Tensor | None = None
+        if torch.is_grad_enabled() and any(w.requires_grad for w in (encoder, encoder_v, decoder)):
+            self.token = GradientGate.apply(self, encoder, encoder_v, decoder)
+
+    @property
+    def heads(self) -> int:
+        return self._natural.encoder.shape[0]
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._natural.encoder.shape[1]
+
+    def matrices(self, neurons: int) -> Matrices:
+        """The weights of layers with this many neurons per head."""
+        if neurons not in self._prepared:
+            encoder, encoder_v, decoder = self._natural
+            self._prepared[neurons] = Matrices(
+                self._prepare(encoder[..., :neurons], -1),
+                self._prepare(encoder_v[..., :neurons], -1),
+                self._prepare(decoder[:, :neurons], 1),
+            )
+        return self._prepared[neurons]
+
+    def _prepare(self, weight: Tensor, dim: int) -> Tensor:
+        # contiguous rounding first: it halves what the strided copy has to read
+        cast = weight.to(self.compute)
+        return (split_pairs(cast, dim) if self.split else cast).contiguous()
+
+    def gradients(self, neurons: int) -> Matrices:
+        """Where the present backward pass sums the gradients of layers with this many neurons per head."""
+        current = torch._C._current_graph_task_id()
+        if current != self._backward_pass:  # left by a pass that did not ask for the weights' gradients
+            self._gradients, self._backward_pass = {}, current
+        if neurons not in self._gradients:
+            self._gradients[neurons] = Matrices(
+                *(torch.zeros_like(weight, dtype=self.sums) for weight in self.matrices(neurons))
+            )
+        return self._gradients[neurons]
+
+    def take_gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The sums over all layers in the natural order of neurons, which are then forgotten."""
+        if self._backward_pass != torch._C._current_graph_task_id():
+            return None, None, None
+        gradients, self._gradients, self._backward_pass = self._gradients, {}, None
+        dims = (-1, -1, 1)
+        totals: list[Tensor | None] = []
+        for index, dim in enumerate(dims):
+            total: Tensor | None = None
+            for neurons in sorted(gradients, reverse=True):
+                part = gradients[neurons][index]
+                part = join_pairs(part, dim) if self.split else part
+                if total is None and neurons == self._natural.encoder.shape[-1]:
+                    total = part
+                    continue
+                if total is None:
+                    total = torch.zeros_like(self._natural[index], dtype=self.sums)
+                total.narrow(dim, 0, neurons).add_(part)
+            totals.append(total)
+        return totals[0], totals[1], totals[2]
+
+
+class GradientGate(torch.autograd.Function):
+    """See the module's text."""
+
+    @staticmethod
+    def forward(ctx: Any, shared: SharedWeights, encoder: Tensor, encoder_v: Tensor, decoder: Tensor) -> Tensor:
+        ctx.shared = shared
+        return encoder.new_zeros(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.shared.take_gradients()
