@@ -97,7 +97,8 @@ def test_dropout_in_the_configuration_does_not_reach_generation() -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_a_saved_conversation_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_saved_conversation_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    """The tokens are the same; sums in the state may have been taken in another order."""
     model = dragon().to(torch.float32)
     marks = {"model": model_fingerprint(model)}
     whole = generate(model, [[1, 2, 3]], GenerationSettings(seed=1, max_tokens=30), keep_state=True).finish()[
@@ -121,7 +122,7 @@ def test_a_saved_conversation_is_bit_for_bit_the_uninterrupted_one(tmp_path: Pat
     assert rest.state is not None
     assert whole.state is not None
     for name, tensor in whole.state.to_tensors().items():
-        assert torch.equal(tensor, rest.state.to_tensors()[name]), name
+        torch.testing.assert_close(tensor, rest.state.to_tensors()[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
 def test_a_model_may_score_more_tokens_than_the_tokenizer_has() -> None:

@@ -1,8 +1,9 @@
-"""Tokens after prompts, for a batch of rows, one call of the model per token.
+"""Tokens after prompts, for a batch of rows: prompts in chunks, then one token per row and round.
 
 1. Prompts of unequal length are read in groups of equal length, in chunks of `prompt_chunk` tokens, and the
    states of the groups are joined by row.
-2. Each round draws one token for every row that is still running; rows that have finished leave the batch.
+2. Each round draws one token for every row that is still running; rows that have finished leave the batch. On the
+   CPU a `Decoder` reads these single tokens; it gives the values of the model.
 3. The state of a finished row has read all of its tokens but the last; that one is read when the row goes on.
 4. Without a window the state carries everything since the beginning. It does not grow, so there is no limit.
 5. A window of W tokens is a read of the last w tokens from an empty state. w follows from the number n of tokens
@@ -21,6 +22,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..model.state import State
 from .mode import evaluating
+from .reading import Group, Reader
 from .sampling import draws, sample
 from .settings import GenerationSettings
 
@@ -62,7 +64,8 @@ class _Row:
 class Generation:
     """A generation in progress: iterate over it for `Step`s, read `results` at any time.
 
-    Between two steps the model is in the mode it was in before, and nothing but the rows' states is held.
+    Between two steps the model is in the mode it was in before, and nothing but what the rows have read is held.
+    Where a decoder reads, its weights are those that the model had when the first single token was read.
     """
 
     def __init__(
@@ -82,9 +85,8 @@ class Generation:
         self.results = [Result(list(prompt)) for prompt in prompts]
         self.notes = _window_notes(rows, settings.window)
         self._model = model
-        self._device = next(model.parameters()).device
+        self._reader = Reader(model, state, self.settings)
         self._live = rows
-        self._state = state
         self._eos_id = eos_id if settings.stop_at_eos else None
         self._vocab_size = vocab_size
         self._stop = stop
@@ -104,8 +106,7 @@ class Generation:
         return self.results
 
     def _next_tokens(self) -> list[int]:
-        hidden = self._read()
-        scores = self._model.logits(hidden)[..., : self._vocab_size]  # type: ignore[operator]
+        scores = self._read()[..., : self._vocab_size]
         assert self.settings.seed is not None
         uniform = draws(
             self.settings.seed, [row.index for row in self._live], [row.position for row in self._live]
@@ -138,41 +139,36 @@ class Generation:
         return "max_tokens" if limit is not None and len(self.results[index].tokens) >= limit else None
 
     def _drop(self, finished: dict[int, str]) -> None:
-        assert self._state is not None
         if self._keep_state:
             for place, row in enumerate(self._live):
                 if row.index in finished:
-                    self.results[row.index].state = self._state.select([place])
+                    self.results[row.index].state = self._reader.state(place)
         places = [place for place, row in enumerate(self._live) if row.index not in finished]
         self._live = [self._live[place] for place in places]
-        self._state = self._state.select(places) if places else None
+        self._reader.keep(places)
 
     def _read(self) -> Tensor:
-        """Let every live row's state read its row's unread tokens; return the last hidden [R, D].
+        """Let every live row read its unread tokens; return the scores that follow, [R, V].
 
-        Rows that read the same number of tokens, from their state or from an empty one, go together; the
+        Rows that read the same number of tokens, from what they have read or from nothing, go together; the
         live rows are put in the order of the groups.
         """
-        groups: dict[tuple[bool, int], list[int]] = {}
+        plans: dict[tuple[bool, int], list[int]] = {}
         for place, row in enumerate(self._live):
-            groups.setdefault(self._plan(row), []).append(place)
-        hiddens, states = [], []
-        for (fresh, count), places in groups.items():
+            plans.setdefault(self._plan(row), []).append(place)
+        groups = []
+        for (fresh, count), places in plans.items():
             members = [self._live[place] for place in places]
-            state = None if fresh else self._state
-            if state is not None and len(groups) > 1:
-                state = state.select(places)
             tokens = torch.tensor([row.tokens[-count:] for row in members], dtype=torch.int64)
-            hidden, state = self._read_tokens(tokens, state)
-            hiddens.append(hidden)
-            states.append(state)
-            for row in members:
-                row.seen = count if fresh else row.seen + count
+            groups.append(Group(fresh, places, tokens))
+        scores = self._reader.read(groups)
+        for group in groups:
+            count = group.tokens.shape[1]
+            for row in (self._live[place] for place in group.places):
+                row.seen = count if group.fresh else row.seen + count
                 row.unread = 0
-        if len(groups) > 1:
-            self._live = [self._live[place] for places in groups.values() for place in places]
-        self._state = states[0] if len(states) == 1 else State.cat(states)
-        return hiddens[0] if len(hiddens) == 1 else torch.cat(hiddens)
+        self._live = [self._live[place] for group in groups for place in group.places]
+        return scores
 
     def _plan(self, row: _Row) -> tuple[bool, int]:
         """(whether to start from an empty state, how many of the row's last tokens to read)."""
@@ -181,13 +177,6 @@ class Generation:
         if row.seen + row.unread != wanted:
             return True, wanted
         return row.seen == 0, row.unread
-
-    def _read_tokens(self, tokens: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """Read int64 [R, T], T >= 1, in chunks: the last hidden [R, D] and the state after all."""
-        for chunk in tokens.split(self.settings.prompt_chunk, dim=1):
-            hidden, state = self._model(chunk.to(self._device), state)
-        assert state is not None
-        return hidden[:, -1], state
 
 
 def generate(

@@ -8,12 +8,14 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from ..config.schema.generation import Generation
+
+DecodingDtype = Literal["float32", "bfloat16"]
 
 _SEED_LIMIT = 1 << 63
 _RANDOM_SEEDS = 1 << 31
@@ -70,13 +72,16 @@ class GenerationSettings(SamplingSettings):
         stop_at_eos: stop where the model ends the document (if the tokenizer has a token for that).
         window: None carries everything since the beginning; W reads at most the last W tokens (see `engine`).
         prompt_chunk: tokens of a prompt that are read in one call of the model.
+        weight_dtype, state_dtype: "float32" or "bfloat16", for single tokens on the CPU (see `decoding.Decoder`).
     """
 
     max_tokens: int | None = 200
     max_chars: int | None = None
     stop_at_eos: bool = True
     window: int | None = None
-    prompt_chunk: int = 256
+    prompt_chunk: int = 128
+    weight_dtype: DecodingDtype = "float32"
+    state_dtype: DecodingDtype = "float32"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,11 +89,14 @@ class GenerationSettings(SamplingSettings):
             ("max_tokens", "leave it out for the default"),
             ("max_chars", "leave it out for no limit"),
             ("window", "leave it out to carry everything"),
-            ("prompt_chunk", "256 is the default"),
+            ("prompt_chunk", "128 is the default"),
         ):
             value = getattr(self, name)
             if value is not None and not (_is_whole(value) and value >= 1):
                 raise ConfigError(f"{name} must be a whole number of at least 1 ({meaning}), got {value}")
+        for name in ("weight_dtype", "state_dtype"):
+            if getattr(self, name) not in get_args(DecodingDtype):
+                raise ConfigError(f"{name} must be float32 or bfloat16, got {getattr(self, name)!r}")
 
     @classmethod
     def from_config(cls, generation: Generation, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -107,6 +115,8 @@ class GenerationSettings(SamplingSettings):
             "max_chars": generation.max_chars,
             "stop_at_eos": generation.stop_at_eos,
             "window": strategy.window if strategy.type == "sliding" else None,
+            "weight_dtype": generation.weight_dtype,
+            "state_dtype": generation.state_dtype,
         }
         return cls.of({**values, **(overrides or {})})
 

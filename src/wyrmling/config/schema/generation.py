@@ -52,3 +52,12 @@ class Generation(Table):
     output_format: Literal["auto", "decoded_text", "token_ids"] = Field(
         default="auto", description='"auto": text where the tokenizer has any, else ids.'
     )
+    weight_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="What the weights are rounded to for reading single tokens on the CPU; half the bytes, "
+        "sooner read.",
+    )
+    state_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="What the memory is kept in while single tokens are read on the CPU; bfloat16 drifts.",
+    )
