@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wyrmling.config.schema.model import Model as ModelConfig
+from wyrmling.errors import ConfigError
 from wyrmling.generation import (
     GenerationSettings,
     generate,
@@ -131,3 +132,71 @@ def test_a_model_may_score_more_tokens_than_the_tokenizer_has() -> None:
         model, [[1]], GenerationSettings(seed=0, max_tokens=40), vocab_size=VOCABULARY
     ).finish()[0]
     assert max(result.tokens) < VOCABULARY
+
+
+@given(
+    prompts=st.lists(
+        st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), min_size=1, max_size=4
+    ),
+    window=st.one_of(st.none(), st.integers(1, 9)),
+    positions=st.sampled_from(["rope", "alibi", "pope"]),
+    continued=st.booleans(),
+)
+@settings(max_examples=20)
+def test_the_decoder_and_the_model_write_the_same(
+    prompts: list[list[int]], window: int | None, positions: str, continued: bool
+) -> None:
+    """Rows of unequal length that end at different tokens, with a window or without, from nothing or a state."""
+    model = dragon(rotary_embedding=positions)
+    state = history = None
+    if continued:
+        history = [[1, 2, 3, 4] for _ in prompts]
+        with torch.no_grad():
+            _, state = model(torch.tensor([before[:-1] for before in history]))
+    results = []
+    for decodes in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not decodes:
+                patch.setattr("wyrmling.generation.reading.can_decode", lambda model: False)
+            results.append(
+                generate(
+                    model,
+                    prompts,
+                    GenerationSettings(seed=1, max_tokens=30, window=window),
+                    state=state,
+                    history=history,
+                    eos_id=5,
+                    keep_state=True,
+                ).finish()
+            )
+    for decoded, modelled in zip(*results, strict=True):
+        assert (decoded.tokens, decoded.reason) == (modelled.tokens, modelled.reason)
+        assert decoded.state is not None
+        assert modelled.state is not None
+        expected = modelled.state.to_tensors()
+        for name, tensor in decoded.state.to_tensors().items():
+            torch.testing.assert_close(tensor, expected[name], rtol=1e-10, atol=1e-10, check_stride=False)
+
+
+def test_single_tokens_are_not_read_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, lengths = dragon(), []
+    forward = model.forward
+    monkeypatch.setattr(
+        model,
+        "forward",
+        lambda tokens, *rest, **named: lengths.append(tokens.shape[1]) or forward(tokens, *rest, **named),
+    )
+    generate(model, [[1, 2, 3], [4]], GenerationSettings(seed=1, max_tokens=9, prompt_chunk=2)).finish()
+    assert lengths == [2, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["weight_dtype", "state_dtype"])
+def test_rounded_decoding_writes_too_and_other_types_are_refused(name: str) -> None:
+    model = dragon().to(torch.float32)
+    chosen = GenerationSettings.of({"seed": 1, "max_tokens": 60, name: "bfloat16"})
+    result = generate(model, [[1, 2]], chosen, keep_state=True).finish()[0]
+    assert len(result.tokens) == 60
+    assert result.state is not None
+    assert result.state.layers[0]["rho"].dtype == torch.float32
+    with pytest.raises(ConfigError, match=f"{name} must be float32 or bfloat16"):
+        GenerationSettings.of({name: "int8"})

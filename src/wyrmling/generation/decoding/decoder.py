@@ -86,6 +86,11 @@ class Decoder:
         """Tokens that each row has read: int64 [R], a copy."""
         return self._position.clone()
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether some layer has taken tokens into a state; before that, everything is kept as it came."""
+        return any(memory.has_state for memory in self._layers)
+
     @torch.inference_mode()
     def start(self, rows: int) -> None:
         """Begin with `rows` rows that have seen nothing; what was held before is forgotten."""

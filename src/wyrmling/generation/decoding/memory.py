@@ -68,11 +68,6 @@ class LayerMemory:
         self._keys, self._values = self._buffers()
 
     @property
-    def pending(self) -> int:
-        """Tokens that the state has not taken in."""
-        return self._pending
-
-    @property
     def has_state(self) -> bool:
         """False while everything the rows have seen is kept as it came."""
         return self._state is not None
@@ -167,8 +162,9 @@ class LayerMemory:
     def _folded(self, state: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
         """`state` [H, r, K, D] (None: empty; else written to) and what is pending of keys and values."""
         count, rows = self._pending, keys.shape[2]
-        if not count and state is not None:
-            return state
+        if not count:
+            empty = (self.heads, rows, self.key_width, self.width)
+            return values.new_zeros(empty) if state is None else state
         past = keys[:count].flatten(1, 2).permute(1, 2, 0)
         written = values[:count].transpose(0, 1).expand(self.heads, -1, -1, -1)
         if self._decay is not None:

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LARGE = 8 << 20  # bytes of a table beyond which reading it costs more than the arithmetic
-COLUMN_ROWS = 8  # up to so many rows a large float32 table is multiplied from the left
+COLUMN_ROWS = 8  # up to so many rows a large table (but bfloat16) is multiplied from the left
 SAMPLED_SHARE = {
     True: 1.2,
     False: 0.4,
@@ -70,7 +70,7 @@ def is_large(table: Tensor) -> bool:
 def project(vectors: Tensor, table: Tensor) -> Tensor:
     """vectors [H, R, D] times every row of table [H, N, D]: contiguous [H, R, N], in the table's dtype."""
     rows = vectors.shape[1]
-    if table.dtype == torch.float32 and rows <= COLUMN_ROWS and is_large(table):
+    if table.dtype != torch.bfloat16 and rows <= COLUMN_ROWS and is_large(table):
         return torch.bmm(table, vectors.mT).mT.contiguous()
     return torch.bmm(vectors, table.mT)
 
@@ -87,7 +87,7 @@ def project_firing(vectors: Tensor, table: Tensor, found: Firing, places: Tensor
         if share > GATHERED_SHARE or not is_large(table) or not len(places):
             return None
         parts = places.split(found.starts.diff().tolist())
-        picked = vectors.view(-1, width).to(table.dtype)
+        picked = vectors.reshape(-1, width).to(table.dtype)
         return torch.cat([torch.mv(flat.index_select(0, p), v) for p, v in zip(parts, picked, strict=True)])
     if share > SAMPLED_SHARE[is_large(table)] or not len(places):
         return None
@@ -99,7 +99,7 @@ def project_firing(vectors: Tensor, table: Tensor, found: Firing, places: Tensor
         (len(found.starts) - 1, heads * neurons),
         check_invariants=False,
     )
-    return torch.sparse.sampled_addmm(pattern, vectors.view(-1, width), flat.t(), beta=0.0).values()
+    return torch.sparse.sampled_addmm(pattern, vectors.reshape(-1, width), flat.t(), beta=0.0).values()
 
 
 @functools.cache
