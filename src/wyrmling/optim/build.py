@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..errors import ConfigError
+from .adamw import AdamW
 from .groups import ParameterGroup, parameter_groups
 
 if TYPE_CHECKING:
@@ -24,9 +25,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def build_optimizer(
-    model: torch.nn.Module, config: Optimizer
-) -> tuple[torch.optim.AdamW, tuple[Choice, ...]]:
+def build_optimizer(model: torch.nn.Module, config: Optimizer) -> tuple[AdamW, tuple[Choice, ...]]:
     """AdamW (Loshchilov and Hutter 2019) over the groups of `parameter_groups`.
 
     Every group starts with the configuration's learning rate; the schedule's is set before each step.
@@ -41,7 +40,7 @@ def build_optimizer(
         raise ConfigError(f"optimizer.name = {config.name!r} is not available in this version; use 'adamw'")
     groups = parameter_groups(model.named_parameters(), config.weight_decay)
     fused, reason = _can_fuse(groups)
-    optimizer = torch.optim.AdamW(
+    optimizer = AdamW(
         [group.for_optimizer() for group in groups],
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
