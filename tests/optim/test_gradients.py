@@ -12,7 +12,7 @@ from torch import nn
 
 from wyrmling.config.schema.optimizer import Optimizer
 from wyrmling.numerics.roles import declare
-from wyrmling.optim import build_optimizer, clip, first_nonfinite, limits, scale
+from wyrmling.optim import build_optimizer, first_nonfinite, limits, scale_and_clip
 
 
 def parameter(*gradient: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -28,7 +28,7 @@ def parameter(*gradient: float, dtype: torch.dtype = torch.float32) -> nn.Parame
 def test_the_norm_is_global_and_measured_before_clipping(values: list[list[float]], limit: float) -> None:
     parameters = [parameter(*row) for row in values]
     exact = math.sqrt(sum(value * value for row in values for value in row))
-    assert clip(parameters, max_norm=limit) == pytest.approx(exact, rel=1e-5, abs=1e-20)
+    assert scale_and_clip(parameters, max_norm=limit) == pytest.approx(exact, rel=1e-5, abs=1e-20)
     factor = min(1.0, limit / exact) if exact > 0 else 1.0
     for row, clipped in zip(values, parameters, strict=True):
         assert clipped.grad.tolist() == pytest.approx([value * factor for value in row], rel=1e-4, abs=1e-20)
@@ -37,7 +37,7 @@ def test_the_norm_is_global_and_measured_before_clipping(values: list[list[float
 @given(values=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=9), limit=st.floats(1e-3, 1e3))
 def test_clipping_by_value_clamps_each_element(values: list[float], limit: float) -> None:
     clipped = parameter(*values)
-    norm = clip([clipped], max_value=limit)
+    norm = scale_and_clip([clipped], max_value=limit)
     assert norm == pytest.approx(math.sqrt(sum(value * value for value in values)), rel=1e-5, abs=1e-20)
     expected = [max(-limit, min(limit, value)) for value in values]
     assert clipped.grad.tolist() == pytest.approx(expected, rel=1e-6)
@@ -45,21 +45,37 @@ def test_clipping_by_value_clamps_each_element(values: list[float], limit: float
 
 def test_without_a_limit_the_norm_is_only_measured() -> None:
     measured = parameter(3.0, 4.0)
-    assert clip([measured]) == 5.0
+    assert scale_and_clip([measured]) == 5.0
     assert measured.grad.tolist() == [3.0, 4.0]
 
 
 def test_tied_weights_are_counted_and_scaled_once() -> None:
     tied = parameter(3.0, 4.0)
-    assert clip([tied, tied], max_norm=1.0) == 5.0
+    assert scale_and_clip([tied, tied], max_norm=1.0) == 5.0
     assert tied.grad.tolist() == pytest.approx([0.6, 0.8])
-    scale([tied, tied], 0.5)
+    scale_and_clip([tied, tied], 0.5)
     assert tied.grad.tolist() == pytest.approx([0.3, 0.4])
 
 
+@given(
+    values=st.lists(st.floats(-100, 100), min_size=1, max_size=8),
+    factor=st.floats(1e-3, 10),
+    limit=st.sampled_from([{}, {"max_norm": 0.5}, {"max_norm": 1e6}, {"max_value": 0.25}]),
+)
+def test_what_is_measured_and_clipped_is_the_scaled_gradient(
+    values: list[float], factor: float, limit: dict[str, float]
+) -> None:
+    """One multiplication, the outcome of two passes."""
+    together = parameter(*values, dtype=torch.float64)
+    apart = parameter(*[value * factor for value in values], dtype=torch.float64)
+    norms = scale_and_clip([together], factor, **limit), scale_and_clip([apart], **limit)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-10, abs=1e-300)
+    torch.testing.assert_close(together.grad, apart.grad, rtol=1e-10, atol=1e-300)
+
+
 def test_parameters_without_gradients_count_for_nothing() -> None:
-    assert clip([nn.Parameter(torch.ones(3))], max_norm=1.0) == 0.0
-    assert clip([], max_norm=1.0) == 0.0
+    assert scale_and_clip([nn.Parameter(torch.ones(3))], max_norm=1.0) == 0.0
+    assert scale_and_clip([], max_norm=1.0) == 0.0
 
 
 @pytest.mark.parametrize("limit", [{"max_norm": 1.0}, {"max_value": 0.5}, {}])
@@ -77,8 +93,7 @@ def test_a_loss_scale_changes_neither_the_update_nor_the_reported_norm(limit: di
             optimizer.zero_grad()
             inputs = 3 * torch.randn(7, 5)
             (model(inputs).square().sum() * loss_scale).backward()
-            scale(model.parameters(), 1 / (loss_scale * 7))
-            norms.append(clip(model.parameters(), **limit))
+            norms.append(scale_and_clip(model.parameters(), 1 / (loss_scale * 7), **limit))
             optimizer.step()
         outcomes.append((norms, [value.detach().clone() for value in model.parameters()]))
     (plain_norms, plain), (scaled_norms, scaled) = outcomes
@@ -92,7 +107,7 @@ def test_a_loss_scale_changes_neither_the_update_nor_the_reported_norm(limit: di
 def test_gradients_that_are_not_finite_are_reported_by_name_and_left_alone(poison: float) -> None:
     good, bad = parameter(1.0, 2.0), parameter(5.0, poison)
     named = [("empty", nn.Parameter(torch.ones(1))), ("good", good), ("bad", bad)]
-    norm = clip([value for _, value in named], max_norm=1e-3)
+    norm = scale_and_clip([value for _, value in named], max_norm=1e-3)
     assert not math.isfinite(norm)
     assert good.grad.tolist() == [1.0, 2.0]
     assert first_nonfinite(named) == "bad"
@@ -102,13 +117,13 @@ def test_gradients_that_are_not_finite_are_reported_by_name_and_left_alone(poiso
 def test_large_but_finite_gradients_are_clipped_not_reported() -> None:
     """Squares of 1e25 overflow float32; the norm must not."""
     large = parameter(3e25, 4e25)
-    assert clip([large], max_norm=1.0) == pytest.approx(5e25, rel=1e-6)
+    assert scale_and_clip([large], max_norm=1.0) == pytest.approx(5e25, rel=1e-6)
     assert large.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
 
 
 def test_half_precision_gradients_are_summed_in_float32() -> None:
     gradient = parameter(*[1.0] * 1000, dtype=torch.bfloat16)
-    assert clip([gradient]) == pytest.approx(math.sqrt(1000), rel=1e-6)
+    assert scale_and_clip([gradient]) == pytest.approx(math.sqrt(1000), rel=1e-6)
 
 
 def test_the_limits_of_the_configuration() -> None:
@@ -125,4 +140,4 @@ def test_the_limits_of_the_configuration() -> None:
 )
 def test_limits_that_make_no_sense_are_refused(limit: dict[str, float]) -> None:
     with pytest.raises(ValueError):
-        clip([parameter(1.0)], **limit)
+        scale_and_clip([parameter(1.0)], **limit)

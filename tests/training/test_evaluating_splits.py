@@ -104,3 +104,41 @@ def test_the_same_windows_are_validated_every_time() -> None:
     assert other.targets == 96
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("at_a_time", [1, 100, 10**6])
+@pytest.mark.parametrize("whole", [True, False])
+def test_small_batches_read_together_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int, whole: bool
+) -> None:
+    """However many steps are joined: the same targets, the same loss, and every step is told once it is read."""
+    from wyrmling.training import evaluation
+
+    split = Dataset.from_texts("to be or not to be, that is the question " * 9, tokenizer=BYTES).train
+    told: list[tuple[int, int]] = []
+
+    def measure() -> evaluation.Evaluation:
+        if not whole:
+            return validate(model(), split, BYTES, MACHINE, block_size=16, rows=3, batches=5, seed=1)
+        return evaluate_split(
+            model(),
+            split,
+            BYTES,
+            MACHINE,
+            block_size=16,
+            rows=3,
+            carry_state=False,
+            progress=lambda *done: told.append(done),
+        )
+
+    monkeypatch.setattr(evaluation, "TOKENS_AT_A_TIME", 1)
+    alone = measure()
+    told.clear()
+    monkeypatch.setattr(evaluation, "TOKENS_AT_A_TIME", at_a_time)
+    joined = measure()
+    assert joined.targets == alone.targets
+    assert joined.text_bytes == alone.text_bytes
+    assert joined.loss == pytest.approx(alone.loss, rel=1e-12)
+    if whole:
+        assert told[-1] == (8, 8)
+        assert told == sorted(set(told))

@@ -2,7 +2,7 @@
 
 from ..numerics.roles import ROLES, Role, declare, role_of
 from .build import Choice, build_optimizer
-from .gradients import Limits, clip, first_nonfinite, global_norm, limits, scale
+from .gradients import Limits, first_nonfinite, global_norm, limits, scale_and_clip
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
 from .schedules import Constant, Cosine, Linear, Schedule, build_schedule, describe_length
 
@@ -19,7 +19,6 @@ __all__ = [
     "Schedule",
     "build_optimizer",
     "build_schedule",
-    "clip",
     "declare",
     "describe_length",
     "first_nonfinite",
@@ -27,6 +26,6 @@ __all__ = [
     "limits",
     "parameter_groups",
     "role_of",
-    "scale",
+    "scale_and_clip",
     "summarize",
 ]

@@ -1,8 +1,9 @@
 """Gradients between the backward pass and the optimizer: scale, measure, clip.
 
-The order is fixed (law 5): gradients are sums over tokens; `scale` divides them once by the number of
-targets of the whole optimizer step; `clip` measures and clips what is left. Clipping sums, or gradients
-that still carry a loss scale, would make the limit depend on the batch.
+The order is fixed (law 5): gradients are sums over tokens; they are divided once by the number of targets of the
+whole optimizer step; what is measured and clipped is the quotient. Clipping sums, or gradients that still carry a
+loss scale, would make the limit depend on the batch. Norms scale with their vectors, so the sums are measured, and
+the division and the clipping are one multiplication.
 """
 
 from __future__ import annotations
@@ -25,26 +26,20 @@ class Limits(TypedDict):
 
 
 def limits(config: Optimizer) -> Limits:
-    """The `grad_clip_norm` or `grad_clip_value` of the configuration, as `clip` takes them."""
+    """The `grad_clip_norm` or `grad_clip_value` of the configuration, as `scale_and_clip` takes them."""
     norm = config.grad_clip_norm
     return {"max_norm": None if norm == "off" else norm, "max_value": config.grad_clip_value}
 
 
 @torch.no_grad()
-def scale(parameters: Iterable[torch.nn.Parameter], factor: float) -> None:
-    """Multiply every gradient by `factor`, in place. Tied weights are scaled once."""
-    for gradient in _gradients(parameters):
-        gradient.mul_(factor)
-
-
-@torch.no_grad()
-def clip(
+def scale_and_clip(
     parameters: Iterable[torch.nn.Parameter],
+    factor: float = 1.0,
     *,
     max_norm: float | None = None,
     max_value: float | None = None,
 ) -> float:
-    """Clip gradients in place and return their global norm before clipping.
+    """Multiply every gradient by `factor`, clip, both in place, and return the global norm between the two.
 
     With `max_norm`, all gradients are multiplied by max_norm / norm if the norm over all parameters
     together is larger. With `max_value`, each element is clamped to [-max_value, max_value]. With neither,
@@ -62,14 +57,15 @@ def clip(
         if limit is not None and not limit > 0:
             raise ValueError(f"the limit of clipping must be positive, got {limit}")
     gradients = _gradients(parameters)
-    norm = global_norm(gradients)
+    norm = factor * global_norm(gradients)
     if not math.isfinite(norm):
         return norm
     if max_norm is not None and norm > max_norm:
-        for gradient in gradients:
-            gradient.mul_(max_norm / norm)
-    if max_value is not None:
-        for gradient in gradients:
+        factor *= max_norm / norm
+    for gradient in gradients:
+        if factor != 1.0:
+            gradient.mul_(factor)
+        if max_value is not None:
             gradient.clamp_(-max_value, max_value)
     return norm
 
@@ -91,7 +87,7 @@ def global_norm(tensors: list[torch.Tensor]) -> float:
 def first_nonfinite(named_parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> str | None:
     """The name of the first parameter whose gradient holds NaN or infinity; None if there is none.
 
-    Meant for the error message after `clip` returned a norm that is not finite: it looks at the parameters
+    Meant for the error message after `scale_and_clip` returned a norm that is not finite: it looks at the parameters
     one by one.
     """
     for name, parameter in named_parameters:

@@ -18,7 +18,7 @@ import torch
 from ..checkpoint import prune, save_checkpoint, write_pointer
 from ..data.batches import Batch, target_bytes
 from ..errors import DivergedError, UserError, WyrmlingError
-from ..optim import limits
+from ..optim import global_norm, limits
 from ..watch.events import (
     Broadcaster,
     CheckpointReport,
@@ -335,6 +335,8 @@ class TrainingLoop:
 
     def _refuse_weights_that_are_not_finite(self) -> None:
         """An update can ruin a weight although its gradient was finite; such weights are not worth keeping."""
+        if math.isfinite(global_norm([parameter.detach() for parameter in self.session.model.parameters()])):
+            return
         for name, parameter in self.session.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise DivergedError(

@@ -16,8 +16,9 @@ from ..data.batches import Batch
 from ..errors import DivergedError
 from ..model import Model
 from ..numerics.dropout import Dropout
-from ..optim import Limits, clip, first_nonfinite, scale
+from ..optim import Limits, first_nonfinite, scale_and_clip
 from ..watch.profile import StageProfile
+from .evaluation import zero_loss
 from .machine import Machine
 
 
@@ -55,28 +56,25 @@ def optimizer_step(
 ) -> StepOutcome:
     """Forward and backward over the micro-batches of optimizer step `step` (from 1), then one update.
 
-    The gradient norm is checked before the update: one number per step is read from the device.
+    The gradient norm is checked before the update: one number per step is read from the device, none per micro-batch.
 
     Raises:
         DivergedError: a loss or gradient is not finite; no weight, moment or counter was changed.
     """
     optimizer.zero_grad(set_to_none=True)  # whatever a callback may have left
     targets = sum(batch.target_count for batch in batches)
-    loss_sum = torch.zeros(
-        (), dtype=torch.float64 if machine.device.type != "mps" else torch.float32, device=machine.device
-    )
+    loss_sum = zero_loss(machine)
     for batch in batches:
         key = Dropout(dropout, seed, step, tuple(batch.rows.tolist())) if dropout else None
         with profile.stage("forward"), machine.autocast():
-            hidden, _ = model(batch.tokens.to(machine.device), dropout=key, carry=False)
-            loss = model.loss_sum(hidden, batch.targets.to(machine.device))
+            hidden, _ = model(batch.tokens.to(machine.device, non_blocking=True), dropout=key, carry=False)
+            loss = model.loss_sum(hidden, batch.targets.to(machine.device, non_blocking=True))
         with profile.stage("backward"):
             loss.backward()
         loss_sum += loss.detach()
     with profile.stage("optimizer"):
         parameters = list(model.parameters())
-        scale(parameters, 1.0 / max(targets, 1))
-        norm = clip(parameters, **limits)
+        norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **limits)
         if not math.isfinite(norm):
             raise _diverged(model, step, float(loss_sum), rate)
         for group in optimizer.param_groups:
