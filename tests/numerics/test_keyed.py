@@ -132,8 +132,8 @@ def test_a_word_stream_is_splitmix64() -> None:
     np.testing.assert_array_equal(stream(42), other)
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 50), st.integers(1, 50))
-def test_a_stream_can_be_read_from_any_word(key: int, first: int, count: int) -> None:
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=3), st.integers(0, 50), st.integers(1, 30))
+def test_streams_can_be_read_together_and_from_any_word(keys: list[int], first: int, count: int) -> None:
     stream = WordStream(100)
-    whole = stream(key).tolist()
-    assert stream(key, first, count).tolist() == whole[first : first + count]
+    expected = [word for key in keys for word in stream(key).tolist()[first : first + count]]
+    assert stream(*keys, first=first, count=count).tolist() == expected

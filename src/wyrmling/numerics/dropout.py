@@ -23,8 +23,10 @@ from .keyed import WordStream, hash_int
 
 TILE = 64
 _RESOLUTION = 1 << 16
-# Words that are drawn at a time: few enough to stay in the cache, many enough that threads seldom wait for each other.
+# Words that are drawn at a time. One thread is fastest where they stay in its cache; two get into each other's way
+# less the longer each works on its own, and two megabytes are enough for that.
 _PIECE = 1 << 16
+_SHARED_PIECE = 1 << 18
 
 
 _buffers = threading.local()
@@ -50,15 +52,15 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass(frozen=True)
 class _Piece:
-    """Some tokens of a row that lie in one tile, and where their mask goes.
+    """Some tokens of a row that lie in one tile, or some whole tiles; and where their mask goes.
 
     Attributes:
-        key: of the tile's stream.
-        first: number of the first token within the tile.
+        keys: of the tiles' streams.
+        first: number of the first token within its tile.
         kept: bool [t, H, N], a view of the mask.
     """
 
-    key: int
+    keys: tuple[int, ...]
     first: int
     kept: npt.NDArray[np.bool_]
 
@@ -67,8 +69,9 @@ class _Piece:
         tokens, heads, neurons = self.kept.shape
         begin, values = self.first * heads * neurons, self.kept.size
         word = begin // 4
-        count = -(-(begin + values) // 4) - word
-        words = _stream(count)(self.key, word, count)
+        # whole tiles are whole words
+        count = -(-(begin + values // len(self.keys)) // 4) - word
+        words = _stream(count * len(self.keys))(*self.keys, first=word, count=count)
         if not halves:
             draws = words.view(np.int16)[begin - 4 * word :][:values]
             np.greater_equal(draws.reshape(self.kept.shape), np.int16(least), out=self.kept)
@@ -132,7 +135,10 @@ class Dropout:
         if halves and neurons % 2:
             raise ValueError(f"{neurons} neurons have no halves")
         kept = torch.empty(heads, len(self.rows), length, neurons, dtype=torch.bool)
-        pieces = deque(self._pieces(layer, position.tolist(), kept.numpy().transpose(1, 2, 0, 3)))
+        places = kept.numpy().transpose(1, 2, 0, 3)
+        threads = min(torch.get_num_threads(), 2)
+        words = _PIECE if threads == 1 else _SHARED_PIECE
+        pieces = deque(self._pieces(layer, position.tolist(), places, words))
 
         def work() -> None:
             while pieces:
@@ -142,7 +148,7 @@ class Dropout:
                     return
                 piece.draw(self.threshold - _RESOLUTION // 2, halves)
 
-        if len(pieces) > 1 and torch.get_num_threads() > 1:
+        if threads > 1 and len(pieces) > 1:
             other = _helper().submit(work)
             work()
             other.result()
@@ -150,15 +156,21 @@ class Dropout:
             work()
         return kept
 
-    def _pieces(self, layer: int, position: list[int], kept: npt.NDArray[np.bool_]) -> Iterator[_Piece]:
-        """Cut bool [B, T, H, N] into pieces of one row and one tile each."""
+    def _pieces(
+        self, layer: int, position: list[int], kept: npt.NDArray[np.bool_], words: int
+    ) -> Iterator[_Piece]:
+        """Cut bool [B, T, H, N] into pieces of one row and of about `words` words each."""
         _, length, heads, neurons = kept.shape
-        size = min(TILE, max(1, 4 * _PIECE // (heads * neurons)))
+        most = max(1, 4 * words // (heads * neurons))  # tokens
         for row, start, row_kept in zip(self.rows, position, kept, strict=True):
-            begin = start
-            while begin < start + length:
+            begin, stop = start, start + length
+            while begin < stop:
                 tile, first = divmod(begin, TILE)
-                end = min(begin + size, (tile + 1) * TILE, start + length)
-                key = hash_int("dropout", self.seed, self.step, layer, row, tile)
-                yield _Piece(key, first, row_kept[begin - start : end - start])
+                tiles = 1 if first else max(1, min(most, stop - begin) // TILE)
+                end = min(begin + most, (tile + tiles) * TILE, stop)
+                keys = (
+                    hash_int("dropout", self.seed, self.step, layer, row, number)
+                    for number in range(tile, tile + tiles)
+                )
+                yield _Piece(tuple(keys), first, row_kept[begin - start : end - start])
                 begin = end
