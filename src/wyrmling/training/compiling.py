@@ -26,7 +26,7 @@ NAME = "kernels"
 # Seconds: trying the compiler (about 10) and compiling the kernels (5 to 15), once; later runs find them in the cache.
 COST = 25.0
 # The share of a run's time that compiled kernels save.
-GAIN = 0.07
+GAIN = 0.05
 # Seconds after which a compiler is given up. The trial takes 4 to 15 on two idle cores.
 PATIENCE = 90.0
 
