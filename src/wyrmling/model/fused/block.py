@@ -1,6 +1,6 @@
-"""Linear attention of one tile and one head through its scores: the products, by rows of 128, nothing above the diagonal.
+"""Linear attention of one tile through its scores: the products, by rows of 128, nothing above the diagonal.
 
-Shapes: queries [R, C, K] (R batch rows, C tokens), values [R, C, D], both in the products' type. The equations, the
+Shapes: queries [M, C, K], values [M, C, D] in the products' type, M = heads x rows of the tile. The equations, the
 decay included, stand in `memory/linear/dense.py`.
 """
 
@@ -15,62 +15,65 @@ from ...memory.choose import BLOCK_ROWS
 
 
 @dataclass(frozen=True)
-class HeadDecay:
-    """Powers of one head's decay d within a chunk of C tokens, in the products' type.
+class Decays:
+    """Powers of the decays d of some heads within a chunk of C tokens, in the products' type.
 
     Attributes:
-        since: d^t, [C, 1], what a token still sees of the state before the chunk.
-        until: d^(C - t), [C, 1], what the state after the chunk keeps of a token.
-        whole: d^C.
-        between: d^(t - s), [C, C] (lower part).
+        since: d^t, [M, C, 1], what a token still sees of the state before the chunk.
+        until: d^(C - t), [M, C, 1], what the state after the chunk keeps of a token.
+        whole: d^C, [M, 1, 1], in the sums' type.
+        between: d^(t - s), [M, C, C] (lower part).
     """
 
     since: Tensor
     until: Tensor
-    whole: float
+    whole: Tensor
     between: Tensor
 
     @staticmethod
-    def of(decay: Tensor, length: int, dtype: torch.dtype) -> HeadDecay:
-        """For a scalar float32 or float64 decay."""
-        steps = torch.arange(length)
-        between = decay ** (steps[:, None] - steps).clamp_min(0)
-        since, until = decay**steps, decay ** (length - steps)
-        return HeadDecay(
-            since[:, None].to(dtype), until[:, None].to(dtype), float(decay**length), between.to(dtype)
+    def of(decay: Tensor, rows: int, length: int, dtype: torch.dtype) -> Decays:
+        """For decays [G] in the sums' type; each head's are repeated for `rows` rows."""
+        decay = decay.repeat_interleave(rows)[:, None, None]
+        steps = torch.arange(length)[:, None]
+        between = decay ** (steps - steps.t()).clamp_min(0)
+        return Decays(
+            (decay**steps).to(dtype),
+            (decay ** (length - steps)).to(dtype),
+            decay**length,
+            between.to(dtype),
         )
 
 
-def lower_products(left: Tensor, right: Tensor, decay: HeadDecay | None) -> list[Tensor]:
-    """Strictly lower part of left right^T, [R, C, K] each, as blocks of rows [R, r, e], e the block's end."""
-    rows, length, _ = left.shape
+def lower_products(left: Tensor, right: Tensor, decay: Decays | None) -> list[Tensor]:
+    """Strictly lower part of left right^T, [M, C, K] each, as blocks of rows [M, r, e], e the block's end."""
     blocks = []
-    for begin in range(0, length, BLOCK_ROWS):
-        end = min(length, begin + BLOCK_ROWS)
-        if length <= BLOCK_ROWS:
-            block = torch.bmm(left, right.mT)
-        else:  # one product per row: a batched one copies operands that are parts of larger tensors
-            block = left.new_empty(rows, end - begin, end)
-            for row in range(rows):
-                torch.mm(left[row, begin:end], right[row, :end].mT, out=block[row])
+    for begin in range(0, left.shape[1], BLOCK_ROWS):
+        end = min(left.shape[1], begin + BLOCK_ROWS)
+        block = _products(left[:, begin:end], right[:, :end])
         if decay is not None:
-            block.mul_(decay.between[begin:end, :end])
+            block *= decay.between[:, begin:end, :end]
         blocks.append(block.tril_(begin - 1))
     return blocks
 
 
-def weigh(scores: list[Tensor], values: Tensor, reads: Tensor) -> None:
-    """reads [R, C, D] = scores values."""
-    begin = 0
-    for block in scores:
-        end = block.shape[2]
-        for row in range(len(values)):
-            torch.mm(block[row], values[row, :end], out=reads[row, begin:end])
-        begin = end
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """left right^T per entry of the first axis. A batched product would copy parts of larger tensors first."""
+    if left.is_contiguous() and right.is_contiguous():
+        return torch.bmm(left, right.mT)
+    out = left.new_empty(len(left), left.shape[1], right.shape[1])
+    for one, other, target in zip(left, right, out, strict=True):
+        torch.mm(one, other.t(), out=target)
+    return out
+
+
+def weigh(scores: list[Tensor], values: Tensor) -> Tensor:
+    """scores values, [M, C, D]."""
+    parts = [torch.bmm(block, values[:, : block.shape[2]]) for block in scores]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def weigh_transposed(scores: list[Tensor], g: Tensor, g_values: Tensor) -> None:
-    """g_values [R, C, D] += scores^T g."""
+    """g_values [M, C, D] += scores^T g."""
     begin = 0
     for block in scores:
         end = block.shape[2]
@@ -78,19 +81,23 @@ def weigh_transposed(scores: list[Tensor], g: Tensor, g_values: Tensor) -> None:
         begin = end
 
 
-def symmetric_gram(g: Tensor, values: Tensor, decay: HeadDecay | None) -> Tensor:
-    """G + G^T, [R, C, C], where G is the strictly lower part of g values^T.
+def symmetric_gram(g: Tensor, values: Tensor, decay: Decays | None) -> Tensor:
+    """G + G^T, [M, C, C], where G is the strictly lower part of g values^T.
 
-    The queries are the keys, so their gradient is this one matrix times them.
+    The queries are the keys, so their gradient is this one matrix times them. The upper part is computed as values g^T:
+    a product of that width is cheaper than transposing.
     """
-    rows, length, _ = g.shape
-    blocks = lower_products(g, values, decay)
-    if len(blocks) == 1:
-        return blocks[0] + blocks[0].mT
-    gram = g.new_zeros(rows, length, length)
-    begin = 0
-    for block in blocks:
+    length = g.shape[1]
+    gram = g.new_empty(len(g), length, length)
+    for block in lower_products(g, values, decay):
         end = block.shape[2]
-        gram[:, begin:end, :end] = block
-        begin = end
-    return gram + gram.mT
+        begin = end - block.shape[1]
+        square = block[:, :, begin:]
+        gram[:, begin:end, :begin] = block[:, :, :begin]
+        torch.add(square, square.mT, out=gram[:, begin:end, begin:end])
+        if end < length:
+            upper = _products(values[:, begin:end], g[:, end:])
+            if decay is not None:
+                upper *= decay.between[:, end:, begin:end].mT
+            gram[:, begin:end, end:] = upper
+    return gram

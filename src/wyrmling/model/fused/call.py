@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ...numerics.dropout import Dropout
 from ...numerics.norms import Norm
-from .block import HeadDecay
+from .block import Decays
 from .encodings import Encoding, Phase
 from .kernels import Kernels
 from .plan import FusedPlan
@@ -25,9 +26,7 @@ class Workspace:
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A buffer [shape] whose contents are whatever the last user left."""
-        size = 1
-        for extent in shape:
-            size *= extent
+        size = math.prod(shape)
         buffer = self._buffers.get(name)
         if buffer is None or buffer.dtype != dtype or buffer.numel() < size:
             buffer = self._buffers[name] = torch.empty(size, dtype=dtype)
@@ -36,30 +35,27 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Tile:
-    """Some rows and some tokens of the batch, all heads.
+    """Some rows, some tokens and some heads of the batch: G heads, R rows, C tokens.
 
     Attributes:
-        rows, tokens: slices of the batch and of time.
-        index: number of the chunk.
+        rows, tokens, heads: slices of the batch, of time, of the heads.
+        chunk: number of the chunk.
         values: the stream here, in the products' type, [R, C, D] contiguous.
-        phases: cosines and sines, or None (alibi).
-        decays: per head, or None.
-        mask: kept values [H, R, C, N] as uint8 in the fused order, or None.
+        by_head: the same once per head, [G R, C, D].
+        phases: cosines and sines [1 or R, C, P], or None (alibi).
+        decays: of these heads, or None.
+        mask: kept values [G, R, C, N] as uint8 in the fused order, or None.
     """
 
     rows: slice
     tokens: slice
-    index: int
+    heads: slice
+    chunk: int
     values: Tensor
+    by_head: Tensor
     phases: Phase | None
-    decays: list[HeadDecay] | None
+    decays: Decays | None
     mask: Tensor | None
-
-    def decay(self, head: int) -> HeadDecay | None:
-        return None if self.decays is None else self.decays[head]
-
-    def head_mask(self, head: int) -> Tensor | None:
-        return None if self.mask is None else self.mask[head]
 
 
 @dataclass
@@ -71,6 +67,7 @@ class LayerCall:
         decay: exp(-slope) per head in float32 or float64, or None.
         phases: (start of each row [B], length) -> cosines and sines; None under alibi.
         keep: whether the forward pass keeps the neurons for the backward pass.
+        sums: x firing, y firing, activity: [H, N] float32, where observed.
     """
 
     shared: SharedWeights
@@ -90,12 +87,12 @@ class LayerCall:
     workspace: Workspace
     decay: Tensor | None
     phases: Callable[[Tensor, int], Phase] | None
-    observe: bool = False
-    sums: list[Tensor] | None = None  # x firing, y firing, activity: [H, N] float32, where observed
-    _decays: dict[int, list[HeadDecay]] = field(default_factory=dict)
+    sums: list[Tensor] | None = None
+    _decays: dict[tuple[int, int, int], Decays] = field(default_factory=dict)
 
     @property
     def matrices(self) -> Matrices:
+        """The weights of this layer."""
         return self.shared.matrices(self.neurons)
 
     @property
@@ -103,56 +100,70 @@ class LayerCall:
         """K."""
         return self.neurons * self.key_factor
 
-    def tiles(self, hidden: Tensor, rows: slice, *, masks: bool = True) -> Iterator[Tile]:
-        """The tiles of these rows, in the order of time."""
-        for index in range(-(-hidden.shape[1] // self.plan.chunk)):
-            yield self.tile(hidden, rows, index, masks=masks)
-
-    def tile(self, hidden: Tensor, rows: slice, index: int, *, masks: bool = True) -> Tile:
-        """Chunk `index` of these rows."""
-        begin = index * self.plan.chunk
-        end = min(hidden.shape[1], begin + self.plan.chunk)
-        values = hidden[rows, begin:end].to(self.shared.compute).contiguous()
-        start = self.position[rows] + begin
-        phases = None if self.phases is None else self.phases(start, end - begin)
-        mask = None
-        if masks and self.dropout is not None and self.dropout.threshold:
-            part = Dropout(
-                self.dropout.rate, self.dropout.seed, self.dropout.step, tuple(self.dropout.rows[rows])
-            )
-            mask = part.mask(
-                self.layer,
-                start,
-                end - begin,
-                self.shared.heads,
-                self.neurons,
-                halves=self.shared.split,
-            ).view(torch.uint8)
-        return Tile(rows, slice(begin, end), index, values, phases, self._head_decays(end - begin), mask)
-
-    def _head_decays(self, length: int) -> list[HeadDecay] | None:
-        if self.decay is None:
-            return None
-        if length not in self._decays:
-            self._decays[length] = [HeadDecay.of(d, length, self.shared.compute) for d in self.decay]
-        return self._decays[length]
-
     def row_groups(self, rows: int) -> Iterator[slice]:
         """Slices of the batch, `plan.rows` at a time."""
         for begin in range(0, rows, self.plan.rows):
             yield slice(begin, min(rows, begin + self.plan.rows))
 
+    def chunks(self, length: int) -> int:
+        """How many chunks T tokens are."""
+        return -(-length // self.plan.chunk)
+
+    def tiles(self, hidden: Tensor, rows: slice, chunk: int, *, masks: bool = True) -> Iterator[Tile]:
+        """The tiles of these rows in one chunk, by groups of heads. What heads share is made once."""
+        heads, step = self.shared.heads, self.plan.heads
+        begin = chunk * self.plan.chunk
+        end = min(hidden.shape[1], begin + self.plan.chunk)
+        values = hidden[rows, begin:end].to(self.shared.compute).contiguous()
+        by_head = values.expand(min(step, heads), *values.shape).reshape(-1, *values.shape[1:])
+        start = self.position[rows] + begin
+        phases = None if self.phases is None else self.phases(start, end - begin)
+        mask = self._mask(rows, start, end - begin) if masks else None
+        for first in range(0, heads, step):
+            part = slice(first, min(heads, first + step))
+            count = part.stop - first
+            yield Tile(
+                rows,
+                slice(begin, end),
+                part,
+                chunk,
+                values,
+                by_head[: count * len(values)],
+                phases,
+                self._head_decays(part, len(values), end - begin),
+                None if mask is None else mask[part],
+            )
+
+    def _mask(self, rows: slice, start: Tensor, length: int) -> Tensor | None:
+        dropout = self.dropout
+        if dropout is None or not dropout.threshold:
+            return None
+        key = Dropout(dropout.rate, dropout.seed, dropout.step, dropout.rows[rows])
+        mask = key.mask(
+            self.layer, start, length, self.shared.heads, self.neurons, halves=self.shared.split
+        )
+        return mask.view(torch.uint8)
+
+    def _head_decays(self, heads: slice, rows: int, length: int) -> Decays | None:
+        if self.decay is None:
+            return None
+        key = (heads.start, rows, length)
+        if key not in self._decays:
+            self._decays[key] = Decays.of(self.decay[heads], rows, length, self.shared.compute)
+        return self._decays[key]
+
     def buffer(self, name: str, tile: Tile, width: int | None = None) -> Tensor:
-        """A buffer [R, C, N] (or another width) in the products' type."""
-        rows, length, _ = tile.values.shape
-        return self.workspace(name, (rows, length, width or self.neurons), self.shared.compute)
+        """A buffer [G, R, C, N] (or another width) in the products' type."""
+        heads = tile.heads.stop - tile.heads.start
+        shape = (heads, *tile.values.shape[:2], width or self.neurons)
+        return self.workspace(name, shape, self.shared.compute)
 
     def state_in(self, rho: Tensor | None, rows: slice) -> Tensor | None:
-        """These rows of a state [B, H, K, D] as float32 sums [H, R, K, D] in the fused order; always a copy."""
+        """These rows of a state [B, H, K, D] as sums [H, R, K, D] in the fused order; always a copy."""
         if rho is None:
             return None
-        part = rho[rows].transpose(0, 1).to(self.shared.sums)
-        return self._order(part, split_pairs).clone(memory_format=torch.contiguous_format)
+        part = self._order(rho[rows].transpose(0, 1).to(self.shared.sums), split_pairs)
+        return part.clone(memory_format=torch.contiguous_format)
 
     def state_out(self, state: Tensor, target: Tensor, rows: slice) -> None:
         """The inverse: write [H, R, K, D] into these rows of [B, H, K, D]."""
@@ -164,28 +175,33 @@ class LayerCall:
 
     def empty_state(self, rows: int) -> Tensor:
         """Zeros [H, R, K, D]."""
-        return torch.zeros(
-            self.shared.heads, rows, self.keys, self.shared.width, dtype=self.shared.sums
-        )
+        return torch.zeros(self.shared.heads, rows, self.keys, self.shared.width, dtype=self.shared.sums)
 
 
 def product(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """left [R, C, K] times the matrix right [K, N], into out [R, C, N]; all contiguous (right may be a transpose)."""
-    torch.mm(left.flatten(0, 1), right, out=out.view(-1, out.shape[-1]))
+    """Per head: left [R, C, K] (shared by heads) or [G, R, C, K] times right [G, K, N], into out [G, R, C, N].
+
+    One product per head: a batched one copies operands whose batches do not follow each other in memory.
+    """
+    target = out.flatten(1, 2)
+    for head, matrix in enumerate(right):
+        one = left if left.dim() == 3 else left[head]
+        torch.mm(one.flatten(0, 1), matrix, out=target[head])
     return out
 
 
 def add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total [K, N] += left^T right over all rows and tokens, left [R, C, K], right [R, C, N]."""
-    left, right = left.flatten(0, 1), right.flatten(0, 1)
-    if total.dtype == left.dtype:
-        total.addmm_(left.t(), right)
-    else:
-        total.add_(torch.mm(left.t(), right))
+    """total [G, K, N] += left^T right over all rows and tokens; left and right are [R, C, .] or [G, R, C, .]."""
+    for head, sums in enumerate(total):
+        one, other = ((x if x.dim() == 3 else x[head]).flatten(0, 1) for x in (left, right))
+        if sums.dtype == one.dtype:
+            sums.addmm_(one.t(), other)
+        else:
+            sums.add_(torch.mm(one.t(), other))
 
 
 def add_state(state: Tensor, queries: Tensor, values: Tensor, factor: int = 1) -> None:
-    """state [R, K, D] += factor q^T v, q [R, C, K], v [R, C, D]."""
+    """state [M, K, D] += factor q^T v, q [M, C, K], v [M, C, D]."""
     if state.dtype == queries.dtype:
         state.baddbmm_(queries.mT, values, alpha=factor)
     else:

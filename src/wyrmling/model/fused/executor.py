@@ -97,12 +97,17 @@ class Fused:
             length,
             keys,
             self.memory.width,
+            heads=self.memory.heads,
             element_size=dtype.itemsize,
             decays=self.memory.slopes is not None,
             forced=self.memory.executor,
             chunk=self.chunk,
             keep_every=self.keep_every,
         )
+
+    def tile(self, length: int) -> int:
+        """Tokens per chunk of a call of `length` tokens (float32)."""
+        return self.plan(1, length, torch.float32).chunk
 
     @property
     def _key_factor(self) -> int:
@@ -204,7 +209,6 @@ class Fused:
             workspace=workspace,
             decay=self.memory.decay(shared.sums, hidden.device),
             phases=self._phase_source(neurons, shared.compute),
-            observe=observe,
             sums=sums,
         )
 

@@ -1,4 +1,4 @@
-"""The forward pass of the fused layer: chunk by chunk, head by head, in buffers that stay in the cache."""
+"""The forward pass of the fused layer: chunk by chunk, some heads at a time, in buffers that stay in the cache."""
 
 from __future__ import annotations
 
@@ -16,43 +16,44 @@ class Kept:
     """What the backward pass finds again.
 
     Attributes:
-        states: per row group, the float32 states [H, R, K, D] before certain chunks, by the chunk's number: the last
-            one (to be rolled back), or every k-th.
-        x, y: per tile, the firing neurons and gates [H, R, C, N], where neurons are kept.
-        scores: per tile and head, blocks of rows.
-        reads: per tile, [H, R, C, D] before the normalisation.
+        states: per row group, the states [H, R, K, D] before certain chunks, by the chunk's number: the last one (to
+            be rolled back), or every k-th.
+        x, y: per tile, the firing neurons and gates [G, R, C, N], where neurons are kept.
+        scores: per tile, blocks of rows.
+        reads: per tile, [G, R, C, D] before the normalisation.
     """
 
     states: list[dict[int, Tensor]] = field(default_factory=list)
     x: list[Tensor] = field(default_factory=list)
     y: list[Tensor] = field(default_factory=list)
-    scores: list[list[list[Tensor]]] = field(default_factory=list)
+    scores: list[list[Tensor]] = field(default_factory=list)
     reads: list[Tensor] = field(default_factory=list)
 
 
 def run_forward(
     call: LayerCall, hidden: Tensor, rho: Tensor | None, kept: Kept | None
 ) -> tuple[Tensor, Tensor | None]:
-    """What the layer adds before the outer normalisations, [B, T, D] in float32, and the final state [B, H, K, D].
+    """What the layer adds before the outer normalisations, [B, T, D] as sums, and the final state [B, H, K, D].
 
     hidden [B, T, D]; rho [B, H, K, D] or None (empty). The scale of dropout is not applied.
     """
     batch, length, width = hidden.shape
     delta = torch.zeros_like(hidden, dtype=call.shared.sums)
     final = delta.new_empty(batch, call.shared.heads, call.keys, width) if call.carry else None
-    chunks = -(-length // call.plan.chunk)
+    chunks = call.chunks(length)
     for rows in call.row_groups(batch):
         state = call.state_in(rho, rows)
         states: dict[int, Tensor] = {}
-        for tile in call.tiles(hidden, rows):
-            if kept is not None and _keeps_state(call, tile.index, chunks):
+        for chunk in range(chunks):
+            if kept is not None and _keeps_state(call, chunk, chunks):
                 assert state is not None
-                states[tile.index] = state.clone()
-            last = tile.index + 1 == chunks
-            fresh = state is None
-            if state is None and (not last or call.carry):
-                state = call.empty_state(tile.values.shape[0])
-            _tile(call, tile, state, delta[rows, tile.tokens], kept, fresh=fresh, write=not last or call.carry)
+                states[chunk] = state.clone()
+            fresh, write = state is None, chunk + 1 < chunks or call.carry
+            if state is None and write:
+                state = call.empty_state(rows.stop - rows.start)
+            for tile in call.tiles(hidden, rows, chunk):
+                part = None if state is None else state[tile.heads].flatten(0, 1)
+                _tile(call, tile, part, delta[rows, tile.tokens], kept, fresh=fresh, write=write)
         if final is not None:
             assert state is not None
             call.state_out(state, final, rows)
@@ -61,12 +62,12 @@ def run_forward(
     return delta, final
 
 
-def _keeps_state(call: LayerCall, index: int, chunks: int) -> bool:
-    """Whether the backward pass wants the state before chunk `index`; that before the first one is an input."""
-    if index == 0:
+def _keeps_state(call: LayerCall, chunk: int, chunks: int) -> bool:
+    """Whether the backward pass wants the state before this chunk; that before the first one is an input."""
+    if chunk == 0:
         return False
     every = call.plan.keep_every
-    return index % every == 0 if every else index + 1 == chunks
+    return chunk % every == 0 if every else chunk + 1 == chunks
 
 
 def _tile(
@@ -79,63 +80,58 @@ def _tile(
     fresh: bool,
     write: bool,
 ) -> None:
-    """One tile, all heads: adds to delta [R, C, D], and to the state [H, R, K, D] (`fresh`: it is still zero)."""
-    m, rows, length = call.matrices, *tile.values.shape[:2]
+    """Adds to delta [R, C, D], and to the state [G R, K, D] (`fresh`: it is still zero)."""
+    m, heads = call.matrices, tile.heads
     keep = kept is not None and call.keep
-    if keep:
-        assert kept is not None
-        shape = (call.shared.heads, rows, length)
-        kept.x.append(tile.values.new_empty(*shape, call.neurons))
-        kept.y.append(tile.values.new_empty(*shape, call.neurons))
-        kept.reads.append(delta.new_empty(*shape, call.shared.width))
-        kept.scores.append([])
-    q_buffer, gated = call.buffer("q", tile, call.keys), call.buffer("gated", tile)
-    for head in range(call.shared.heads):
-        x = kept.x[-1][head] if keep and kept is not None else call.buffer("x", tile)
-        y = kept.y[-1][head] if keep and kept is not None else call.buffer("y", tile)
-        product(tile.values, m.encoder[head], x)
-        q = call.encoding.fire(x, call.x_threshold, tile.phases, q_buffer)
-        scores = lower_products(q, q, tile.decay(head))
-        read = read_past(call, tile, head, q, scores, None if fresh or state is None else state[head])
-        if write and state is not None:
-            write_past(tile, head, q, state[head])
-        if keep and kept is not None:
-            kept.reads[-1][head] = read
-            kept.scores[-1].append(scores)
-        normed = call.norm(read).to(call.shared.compute)
-        product(normed, m.encoder_v[head], y)
-        call.kernels.gate(y, x, tile.head_mask(head), call.y_threshold, gated)
-        if call.observe:
-            _observe(call, head, x, y, gated)
-        delta += product(gated, m.decoder[head], call.buffer("stream", tile, call.shared.width))
+    gated = call.buffer("gated", tile)
+    x, y = (torch.empty_like(gated), torch.empty_like(gated)) if keep else _buffers(call, tile)
+    product(tile.values, m.encoder[heads], x)
+    q = call.encoding.fire(x, call.x_threshold, tile.phases, call.buffer("q", tile, call.keys))
+    flat = q.flatten(0, 1)
+    scores = lower_products(flat, flat, tile.decays)
+    read = read_past(call, tile, flat, scores, None if fresh else state)
+    if write and state is not None:
+        write_past(tile, flat, state)
+    product(call.norm(read).to(call.shared.compute), m.encoder_v[heads], y)
+    call.kernels.gate(y, x, tile.mask, call.y_threshold, gated)
+    if call.sums is not None:
+        _observe(call, tile, x, y, gated)
+    out = product(gated, m.decoder[heads], call.buffer("stream", tile, call.shared.width))
+    delta += out[0] if len(out) == 1 else out.sum(0, dtype=delta.dtype)
+    if keep and kept is not None:
+        kept.x.append(x)
+        kept.y.append(y)
+        kept.scores.append(scores)
+        kept.reads.append(read)
+
+
+def _buffers(call: LayerCall, tile: Tile) -> tuple[Tensor, Tensor]:
+    return call.buffer("x", tile), call.buffer("y", tile)
 
 
 def read_past(
-    call: LayerCall, tile: Tile, head: int, q: Tensor, scores: list[Tensor], state: Tensor | None
+    call: LayerCall, tile: Tile, q: Tensor, scores: list[Tensor], state: Tensor | None
 ) -> Tensor:
-    """What the past says to the neurons of one head: [R, C, D] in float32."""
-    within = call.buffer("stream", tile, call.shared.width)
-    weigh(scores, tile.values, within)
-    read = within.to(call.shared.sums, copy=True)
+    """What the past says to the neurons, [G, R, C, D] as sums. q [G R, C, K], state [G R, K, D]."""
+    read = weigh(scores, tile.by_head).to(call.shared.sums)
     if state is not None:
         before = torch.bmm(q, state.to(q.dtype))
-        decay = tile.decay(head)
-        read += before if decay is None else before * decay.since
-    return read
+        read = read + (before if tile.decays is None else before * tile.decays.since)
+    return read.unflatten(0, (-1, len(tile.values)))
 
 
-def write_past(tile: Tile, head: int, q: Tensor, state: Tensor) -> None:
-    """Take the tile's keys and values into the state [R, K, D] of one head."""
-    decay = tile.decay(head)
-    if decay is not None:
-        state *= decay.whole
+def write_past(tile: Tile, q: Tensor, state: Tensor) -> None:
+    """Take the tile's keys [G R, C, K] and values into the state [G R, K, D]."""
+    decays = tile.decays
+    if decays is not None:
+        state *= decays.whole
     # the factor of decay goes to the values, which are narrower than the keys
-    add_state(state, q, tile.values if decay is None else tile.values * decay.until)
+    add_state(state, q, tile.by_head if decays is None else tile.by_head * decays.until)
 
 
-def _observe(call: LayerCall, head: int, x: Tensor, y: Tensor, gated: Tensor) -> None:
+def _observe(call: LayerCall, tile: Tile, x: Tensor, y: Tensor, gated: Tensor) -> None:
     """Add to the sums of what fires; activity is that before dropout."""
     assert call.sums is not None
-    activity = gated if call.dropout is None or not call.dropout.threshold else x * y
+    activity = gated if tile.mask is None else x * y
     for total, what in zip(call.sums, (x > 0, y > 0, activity), strict=True):
-        total[head] += what.sum((0, 1), dtype=torch.float32)
+        total[tile.heads] += what.sum((1, 2), dtype=torch.float32)

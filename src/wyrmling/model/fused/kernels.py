@@ -5,7 +5,7 @@ of rows small enough for the cache, since one pass over main memory costs as muc
 is one loop each, made by `torch.compile` (needs a C++ compiler); it computes in float32 between reading and writing
 bfloat16, so its last bits differ from the eager ones.
 
-Shapes: tiles are [R, C, N] (rows, tokens, neurons), contiguous; under rope the neuron axis holds the first members of
+Shapes: tiles are [G, R, C, N] (heads, rows, tokens, neurons), contiguous; under rope the neuron axis holds the first members of
 all pairs, then the second ones, so that a rotation works on two contiguous halves. Phases are [1 or R, C, N / 2].
 """
 
@@ -52,22 +52,25 @@ def kernels(kind: KernelKind) -> Kernels:
 
 
 def _slabs(tiles: tuple[Tensor, ...], phases: tuple[Tensor, ...] = ()) -> Iterator[tuple[Tensor, ...]]:
-    """The same few rows of every tile (and of the phases), as views, small enough for the cache."""
-    rows, length, width = tiles[0].shape
-    shared = all(len(phase) == 1 for phase in phases)
-    if shared and length * width <= SLAB:  # several rows at a time
+    """The same part of every tile (and of the phases), as views, small enough for the cache."""
+    heads, rows, length, width = tiles[0].shape
+    if all(len(phase) == 1 for phase in phases):  # heads and rows are alike, and may go several at a time
+        tiles = tuple(tile.flatten(0, 1) for tile in tiles)
         step = max(1, SLAB // (length * width))
-        for begin in range(0, rows, step):
-            yield (*(tile[begin : begin + step] for tile in tiles), *phases)
+        part = length if step > 1 else max(1, SLAB // width)
+        for first in range(0, heads * rows, step):
+            for begin in range(0, length, part):
+                tokens = slice(begin, begin + part)
+                yield (
+                    *(tile[first : first + step, tokens] for tile in tiles),
+                    *(phase[:, tokens] for phase in phases),
+                )
         return
-    step = max(1, SLAB // width)
     for row in range(rows):
-        for begin in range(0, length, step):
-            part = slice(begin, begin + step)
-            yield (
-                *(tile[row : row + 1, part] for tile in tiles),
-                *(phase[row if len(phase) > 1 else 0].unsqueeze(0)[:, part] for phase in phases),
-            )
+        yield from _slabs(
+            tuple(tile[:, row : row + 1] for tile in tiles),
+            tuple(phase[row : row + 1] for phase in phases),
+        )
 
 
 def _fire(z: Tensor, threshold: float) -> None:

@@ -27,7 +27,7 @@ class FusedPlan:
 
     Attributes:
         chunk: tokens per chunk; all of them in the dense form.
-        rows: batch rows per tile.
+        rows, heads: batch rows and heads per tile.
         keep_every: the backward pass finds the states between chunks by running forward from every k-th one, which
             is kept; 0: by rolling the last one back.
         reason: why this form.
@@ -36,6 +36,7 @@ class FusedPlan:
     form: Literal["dense", "chunked"]
     chunk: int
     rows: int
+    heads: int
     keep_every: int
     reason: str
 
@@ -57,6 +58,7 @@ def plan(
     keys: int,
     width: int,
     *,
+    heads: int,
     element_size: int,
     decays: bool,
     forced: str = "auto",
@@ -86,5 +88,9 @@ def plan(
     chunks = -(-length // chosen)
     if keep_every is None:
         keep_every = math.isqrt(chunks - 1) + 1 if decays or chunks > ROLL_BACK_CHUNKS else 0
-    tile_rows = max(1, min(rows, TILE_NUMBERS // max(1, min(chosen, length) * keys)))
-    return FusedPlan("dense" if form == "dense" else "chunked", chosen, tile_rows, keep_every, counts)
+    size = max(1, min(chosen, length) * keys)
+    tile_rows = max(1, min(rows, TILE_NUMBERS // size))
+    tile_heads = max(1, min(heads, TILE_NUMBERS // (size * tile_rows)))
+    return FusedPlan(
+        "dense" if form == "dense" else "chunked", chosen, tile_rows, tile_heads, keep_every, counts
+    )

@@ -14,7 +14,7 @@ from .forward import write_past
 
 
 class StatesBefore:
-    """Asked for chunk after chunk, last one first: the state before it, per head.
+    """Asked for chunk after chunk, last one first: the state before it, for some heads.
 
     Args:
         initial: the state before the first chunk [H, R, K, D] in the fused order, or None (empty).
@@ -36,22 +36,22 @@ class StatesBefore:
         self._rolling = kept[chunks - 1].clone() if not call.plan.keep_every and chunks > 1 else None
         self._segment: dict[int, Tensor | None] = {}
 
-    def enter(self, tile: Tile) -> None:
-        """Before the heads of a chunk are asked for: make its segment's states where they are not there yet."""
-        if self._rolling is None and tile.index not in self._segment:
-            self._segment = self._run_forward(tile.index)
+    def enter(self, chunk: int) -> None:
+        """Before the tiles of a chunk are asked for: make its segment's states where they are not there yet."""
+        if self._rolling is None and chunk not in self._segment:
+            self._segment = self._run_forward(chunk)
 
-    def __call__(self, tile: Tile, head: int, q: Tensor) -> Tensor | None:
-        """The state [R, K, D] of one head before the tile; None is the empty one. q: the tile's keys."""
-        if tile.index == 0:
-            return None if self._initial is None else self._initial[head]
-        if self._rolling is not None:
-            state = self._rolling[head]
-            if tile.index < self._chunks - 1:
-                add_state(state, q, tile.values, -1)
-            return state
-        segment = self._segment[tile.index]
-        return None if segment is None else segment[head]
+    def __call__(self, tile: Tile, q: Tensor) -> Tensor | None:
+        """The state [G R, K, D] before the tile; None is the empty one. q [G R, C, K]: the tile's keys."""
+        if tile.chunk == 0:
+            state = self._initial
+        elif self._rolling is None:
+            state = self._segment[tile.chunk]
+        else:
+            state = self._rolling
+            if tile.chunk < self._chunks - 1:
+                add_state(state[tile.heads].flatten(0, 1), q, tile.by_head, -1)
+        return None if state is None else state[tile.heads].flatten(0, 1)
 
     def _run_forward(self, last: int) -> dict[int, Tensor | None]:
         """The states before the chunks of the segment that ends with chunk `last`."""
@@ -59,12 +59,12 @@ class StatesBefore:
         first = last - last % max(1, call.plan.keep_every)
         state = self._kept[first] if first else self._initial
         states: dict[int, Tensor | None] = {first: state}
-        for index in range(first, last):
-            tile = call.tile(self._hidden, self._rows, index, masks=False)
-            state = call.empty_state(len(tile.values)) if state is None else state.clone()
-            for head in range(call.shared.heads):
-                x = product(tile.values, call.matrices.encoder[head], call.buffer("x", tile))
+        for chunk in range(first, last):
+            rows = self._rows.stop - self._rows.start
+            state = call.empty_state(rows) if state is None else state.clone()
+            for tile in call.tiles(self._hidden, self._rows, chunk, masks=False):
+                x = product(tile.values, call.matrices.encoder[tile.heads], call.buffer("x", tile))
                 q = call.encoding.fire(x, call.x_threshold, tile.phases, call.buffer("q", tile, call.keys))
-                write_past(tile, head, q, state[head])
-            states[index + 1] = state
+                write_past(tile, q.flatten(0, 1), state[tile.heads].flatten(0, 1))
+            states[chunk + 1] = state
         return states
