@@ -61,7 +61,7 @@ def test_bfloat16_is_taken_where_it_is_measured_to_be_faster(
     monkeypatch.setattr(module, "fast_bfloat16", lambda: True)
     known = {torch.float32: 100.0, torch.bfloat16: low}
     monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: {d: known[d] for d in dtypes})
-    chosen = choose_machine(load_config("tiny"), geometry(), 32, tokens=1000)
+    chosen = choose_machine(load_config("tiny"), geometry(), tokens=1000)
     dtype = next(choice for choice in chosen.choices if choice.name == "dtype")
     assert dtype.value == expected
     assert f"bfloat16 {low:.0f} GFLOP/s, float32 100: {low / 100:.1f}x" in dtype.reason
@@ -70,7 +70,7 @@ def test_bfloat16_is_taken_where_it_is_measured_to_be_faster(
 def test_a_processor_that_claims_none_is_not_asked_to_prove_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fast_bfloat16", lambda: False)
     monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: dict.fromkeys(dtypes, 1e9))
-    chosen = choose_machine(load_config("tiny"), geometry(), 32, tokens=1000)
+    chosen = choose_machine(load_config("tiny"), geometry(), tokens=1000)
     assert chosen.dtype == torch.float32
     assert chosen.kernels == "eager"
 
@@ -84,7 +84,7 @@ def test_stored_choices_are_taken_and_nothing_is_measured(monkeypatch: pytest.Mo
         "activation_memory": "recompute",
         "kernels": "eager",
     }
-    chosen = choose_machine(load_config("tiny"), geometry(), 32, stored, tokens=10**15)
+    chosen = choose_machine(load_config("tiny"), geometry(), stored, tokens=10**15)
     assert {choice.name: choice.value for choice in chosen.choices} == stored
     assert all(choice.reason == "as when the run was created" for choice in chosen.choices)
 

@@ -27,7 +27,7 @@ def test_every_point_is_covered_with_a_line_of_advice(findings: dict[str, Findin
         "bfloat16_gflops",
         "memory",
         "devices",
-        "c_compiler",
+        "cpp_compiler",
         "allocator",
         "disk",
         "default_text",

@@ -124,7 +124,6 @@ REFUSED_VALUES: dict[str, Answers] = {
     "model.residual_connector": dict.fromkeys(
         ("mhc", "attention_residual", "block_attention_residual"), NOT_YET
     ),
-    "runtime.compile": {True: NOT_YET},
     "model.language_head.type": dict.fromkeys(("nca_factorized_patch", "nca_factorized"), NOT_YET),
 }
 

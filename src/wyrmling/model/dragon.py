@@ -22,9 +22,9 @@ from ..numerics.dropout import Dropout
 from ..numerics.norms import Norm
 from ..numerics.roles import Role, declare
 from . import init
+from .fused import Fused, FusedWeights
 from .geometry import Geometry
 from .heads.standard import cross_entropy_sum, token_losses
-from .fused import Fused, FusedWeights
 from .layer import LayerWeights, Observed
 from .state import State
 

@@ -10,8 +10,9 @@ An executor is called as
     layer_step(weights, hidden, state, *, position, layer, reset, dropout, observe, carry)
         -> (hidden, state, observed)
 
-with the weights of this layer as its own `prepare` made them, once per forward pass. It returns all gradients through autograd, never writes `.grad`, never caches a weight (hooks of replicas, sharding
-and gradcheck must keep working), and knows nothing of files or screens.
+with the weights of this layer as its own `prepare` made them, once per forward pass. It returns all gradients through
+autograd, never writes `.grad`, never caches a weight (hooks of replicas, sharding and gradcheck must keep working), and
+knows nothing of files or screens.
 """
 
 from __future__ import annotations

@@ -67,7 +67,13 @@ LAUNCH_KEYS = (
     "init_checkpoint_step",
 )
 # What may change besides when bit-for-bit continuation is given up.
-INEXACT = ("runtime.device", "runtime.dtype", "runtime.threads", "runtime.activation_memory")
+INEXACT = (
+    "runtime.device",
+    "runtime.dtype",
+    "runtime.threads",
+    "runtime.activation_memory",
+    "runtime.compile",
+)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 
 from ..config import Config
 from ..errors import CheckpointError, ConfigError
+from ..model.choice import ExecutorChoice, choose_executor, step_bytes
 from ..model.geometry import Geometry
 from ..runs import Choice
 from ..watch.memory import machine_memory
@@ -40,6 +41,7 @@ class Machine:
         recompute: whether the backward pass computes neurons again.
         choices: all of this as printed and recorded.
         kernels: whether the small elementwise kernels are compiled.
+        executor: what computes the layers of a training step; None where nothing is trained.
     """
 
     device: torch.device
@@ -48,6 +50,7 @@ class Machine:
     recompute: bool
     choices: tuple[Choice, ...]
     kernels: Literal["eager", "compiled"] = "eager"
+    executor: ExecutorChoice | None = None
 
     @property
     def weight_dtype(self) -> torch.dtype:
@@ -64,7 +67,6 @@ class Machine:
 def choose_machine(
     config: Config,
     geometry: Geometry,
-    tile: int,
     stored: Mapping[str, str] | None = None,
     *,
     tokens: int,
@@ -75,7 +77,6 @@ def choose_machine(
     (some seconds).
 
     Args:
-        tile: tokens per tile of the executor, for the estimate of what a step keeps.
         stored: name -> value of the choices of the run that goes on; None for a new run.
         tokens: targets of the whole run, for the estimate of its length.
     Raises:
@@ -87,16 +88,26 @@ def choose_machine(
     threads = _threads(config.runtime.threads, old.get("threads"))
     measured = _Rates(geometry, int(threads.value))
     dtype = _dtype(config.runtime.dtype, torch.device(device.value), old.get("dtype"), measured)
-    memory = _activation_memory(config, geometry, tile, dtype.value, old.get("activation_memory"))
+    training = config.training
+    executor = choose_executor(
+        config.model,
+        geometry,
+        rows=training.batch_size,
+        length=training.block_size,
+        device=device.value,
+        element_size=DTYPES[dtype.value].itemsize,
+        stored=old.get("executor"),
+    )
+    memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"))
 
     def seconds() -> float:
-        operations = operations_per_token(geometry, config.training.block_size, tile)
+        operations = operations_per_token(geometry, training.block_size, executor.tile)
         return run_seconds(tokens, operations, measured.of(DTYPES[dtype.value]))
 
     kernels = choose_kernels(
         config.runtime.compile,
         old.get("kernels"),
-        impossible=_nothing_to_compile(config, device.value),
+        impossible=_nothing_to_compile(executor, device.value),
         seconds=seconds,
     )
     return Machine(
@@ -104,7 +115,15 @@ def choose_machine(
         dtype=DTYPES[dtype.value],
         threads=int(threads.value),
         recompute=memory.value == "recompute",
-        choices=(device, dtype, threads, memory, kernels),
+        choices=(
+            device,
+            dtype,
+            threads,
+            Choice("executor", executor.value, executor.reason),
+            memory,
+            kernels,
+        ),
+        executor=executor,
         kernels=cast(Literal["eager", "compiled"], kernels.value),
     )
 
@@ -249,11 +268,11 @@ def _cpu_dtype(measured: _Rates | None) -> Choice:
     return Choice("dtype", "float32", f"{rates}, less than the {FAST_BFLOAT16}x that would pay")
 
 
-def _nothing_to_compile(config: Config, device: str) -> str | None:
+def _nothing_to_compile(executor: ExecutorChoice, device: str) -> str | None:
     """Why compiled kernels have no place in this run; None where they have."""
     if device != "cpu":
         return f"kernels are compiled on the CPU only, not on {device}"
-    if config.model.sequence_kernel.executor == "composed":
+    if executor.name == "composed":
         return "the composed executor has no kernels of its own"
     return None
 
@@ -267,29 +286,49 @@ def _threads(asked: int | None, stored: str | None) -> Choice:
 
 
 def _activation_memory(
-    config: Config, geometry: Geometry, tile: int, dtype: str, stored: str | None
+    config: Config, geometry: Geometry, executor: ExecutorChoice, dtype: str, stored: str | None
 ) -> Choice:
     name, asked = "activation_memory", config.runtime.activation_memory
     if stored is not None:
         return Choice(name, stored, "as when the run was created")
-    if asked != "auto":
+    if asked in ("keep", "recompute"):
         return Choice(name, asked, "asked for by runtime.activation_memory")
-    kept = geometry.activation_bytes(
-        config.training.batch_size,
-        config.training.block_size,
-        recompute=False,
-        tile=tile,
-        element_size=DTYPES[dtype].itemsize,
-        dropout=config.model.dropout > 0,
-    )
+    needs = {
+        value: step_bytes(
+            executor,
+            geometry,
+            rows=config.training.batch_size,
+            length=config.training.block_size,
+            recompute=value == "recompute",
+            element_size=DTYPES[dtype].itemsize,
+            dropout=config.model.dropout > 0,
+        )
+        for value in ("keep", "recompute")
+    }
+    about = f"a step would keep about {needs['keep'] / 1e6:,.0f} MB"
+    if asked != "auto":
+        return _within_budget(name, int(asked), needs, about)
     free = machine_memory().available
     if not free:
-        return Choice(name, "keep", f"a step keeps about {kept / 1e6:,.0f} MB; free memory is not known here")
-    fits = kept <= KEPT_SHARE * free
+        return Choice(name, "keep", f"{about}; free memory is not known here")
+    fits = needs["keep"] <= KEPT_SHARE * free
     verdict = "fits in" if fits else "is more than"
     return Choice(
         name,
         "keep" if fits else "recompute",
-        f"a step would keep about {kept / 1e6:,.0f} MB, which {verdict} {KEPT_SHARE:.0%} of "
-        f"the {free / 1e6:,.0f} MB free",
+        f"{about}, which {verdict} {KEPT_SHARE:.0%} of the {free / 1e6:,.0f} MB free",
+    )
+
+
+def _within_budget(name: str, budget: int, needs: Mapping[str, int], about: str) -> Choice:
+    """What fits a number of bytes that somebody gave."""
+    given = f"runtime.activation_memory ({budget / 1e6:,.0f} MB)"
+    for value, need in needs.items():
+        if need <= budget:
+            verdict = "which fits" if value == "keep" else "which does not fit"
+            return Choice(name, value, f"{about}, {verdict} {given}")
+    least = needs["recompute"] / 1e6
+    raise ConfigError(
+        f"{given} is too small for a step, which needs about {least:,.0f} MB even when neurons are computed again: "
+        "raise it, or lower training.batch_size"
     )

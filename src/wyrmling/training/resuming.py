@@ -78,9 +78,9 @@ def stored_choices(
                 f"{run.name} has {'float64' if wide else 'float32'} weights and moments, which runtime.dtype = "
                 f"{config.runtime.dtype} cannot go on with: start a new run with init_from_checkpoint"
             )
-        for name in ("device", "dtype", "threads", "activation_memory"):
-            if getattr(config.runtime, name) != getattr(before, name):
-                choices.pop(name, None)
+        for key in ("device", "dtype", "threads", "activation_memory", "compile"):
+            if getattr(config.runtime, key) != getattr(before, key):
+                choices.pop("kernels" if key == "compile" else key, None)
     return choices
 
 

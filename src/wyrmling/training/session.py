@@ -15,8 +15,8 @@ from ..data.batches import Batch, BatchLoader
 from ..data.dataset import Dataset, Split
 from ..data.order import EpochWindows, Order, RandomWindows
 from ..errors import ConfigError
-from ..memory import FormChoice, choose_form
 from ..model import Geometry, Model
+from ..model.choice import step_bytes
 from ..optim import Schedule, build_optimizer, build_schedule
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
@@ -154,11 +154,13 @@ class Session:
     def step_bytes(self) -> int:
         """An estimate of what a training step needs beyond weights, gradients and moments."""
         training = self.config.training
-        return self.model.geometry.activation_bytes(
-            training.batch_size,
-            training.block_size,
+        assert self.machine.executor is not None
+        return step_bytes(
+            self.machine.executor,
+            self.model.geometry,
+            rows=training.batch_size,
+            length=training.block_size,
             recompute=self.machine.recompute,
-            tile=self.model.layer_step.tile(training.block_size),
             element_size=self.machine.dtype.itemsize,
             dropout=self.config.model.dropout > 0,
         )
@@ -166,7 +168,7 @@ class Session:
     def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:
         """The five lines that say what the run does."""
         training, optimizer = self.config.training, self.config.optimizer
-        form = self.model.memory.choice(training.block_size)
+        assert self.machine.executor is not None
         return (
             fingerprint.parallel_runtime(),
             fingerprint.training_path(
@@ -175,7 +177,7 @@ class Session:
                 sequence_kernel=self.config.model.sequence_kernel.memory_system,
                 block_size=training.block_size,
                 dtype=str(self.machine.dtype).removeprefix("torch."),
-                executor=f"composed/{form.form}",
+                executor=f"{self.machine.executor.name}/{self.machine.executor.form}",
             ),
             fingerprint.train_schedule(
                 dataset_steps_per_epoch=self.plan.steps_per_epoch,
@@ -231,20 +233,20 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     """
     plan = Plan.of(config, dataset)
     geometry = Geometry.of(config.model, _vocabulary(config, dataset))
-    form = _form(config, geometry)
     tokens = plan.total_steps * plan.global_rows * config.training.block_size
-    machine = choose_machine(config, geometry, form.tile, stored, tokens=tokens)
+    machine = choose_machine(config, geometry, stored, tokens=tokens)
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model = Model(config.model, geometry.vocab_size, seed=config.training.seed, recompute=machine.recompute)
-    if hasattr(model.layer_step, "kernels"):
-        model.layer_step.kernels = machine.kernels
+    model.layer_step.kernels = machine.kernels
+    assert machine.executor is not None
+    if machine.executor.name == "composed":
+        model.memory.executor = "composed"
     model.to(machine.device, machine.weight_dtype)
     optimizer, optimizer_choices = build_optimizer(model, config.optimizer)
     choices = (
         *machine.choices,
         allocator,
         thread_waiting(),
-        Choice("executor", f"composed/{form.form}, {form.tile} tokens a tile", form.reason),
         *(Choice(*choice) for choice in optimizer_choices),
         _batching(config, plan),
     )
@@ -260,15 +262,6 @@ def _vocabulary(config: Config, dataset: Dataset) -> int:
             "leave it out, or make it larger"
         )
     return asked or needed
-
-
-def _form(config: Config, geometry: Geometry) -> FormChoice:
-    return choose_form(
-        config.training.block_size,
-        geometry.neurons * geometry.key_factor,
-        geometry.width,
-        forced=config.model.sequence_kernel.executor,
-    )
 
 
 def _batching(config: Config, plan: Plan) -> Choice:

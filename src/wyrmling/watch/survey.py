@@ -149,9 +149,12 @@ def _devices() -> Finding:
 
 
 def _compiler() -> Finding:
-    candidates = [os.environ.get("CC", ""), "cc", "gcc", "clang", "cl"]
+    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
     found = next((path for name in candidates if name and (path := shutil.which(name))), None)
-    return Finding("c_compiler", "C compiler", found or "none", found, "not needed: nothing here is compiled")
+    advice = "not needed; a long run would be a few per cent faster with g++ or clang++"
+    if found is not None:
+        advice = "long runs compile their small kernels with it (runtime.compile)"
+    return Finding("cpp_compiler", "C++ compiler", found or "none", found, advice)
 
 
 def _allocator() -> Finding:

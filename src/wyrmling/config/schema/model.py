@@ -16,8 +16,10 @@ class SequenceKernel(Table):
     """The memory over time, and how it is computed."""
 
     memory_system: MemorySystem = Field(default="linear_attention", description="What remembers the past.")
-    executor: Literal["auto", "reference", "dense", "chunked"] = Field(
-        default="auto", description='Which of the equivalent computations is used; "auto": the cheapest.'
+    executor: Literal["auto", "fused", "composed", "reference", "dense", "chunked"] = Field(
+        default="auto",
+        description='Which of the equivalent computations is used. "auto": on the CPU "fused", the fast one, else '
+        '"composed" ("reference" is another name for it), each in the cheaper form; "dense", "chunked": in this form.',
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ByteSize, Field
 
 from .base import CountingInt, PositiveInt, Table
 
@@ -43,6 +43,8 @@ class Runtime(Table):
     prefetch: CountingInt = Field(
         default=2, description="Optimizer steps whose batches are prepared ahead; 0: none."
     )
-    activation_memory: Literal["auto", "keep", "recompute"] = Field(
-        default="auto", description="Keep what the backward pass needs, or compute it again."
+    activation_memory: Literal["auto", "keep", "recompute"] | ByteSize = Field(
+        default="auto",
+        description="Keep what the backward pass needs, or compute it again; a number of bytes "
+        '("500 MB"): keep what fits in it. "auto": what fits in the free memory.',
     )

@@ -31,7 +31,8 @@ class LinearAttention(Memory):
         positions: "rope" (default; as published), "alibi" (decay per head), "pope".
         theta: base of the frequencies of rope and pope.
         slopes: ALiBi slopes, one positive number per head; default 2^(-h/H).
-        executor: "auto" chooses by counting; "naive" is the loop over tokens, for tests.
+        executor: "dense" and "chunked" force a form, others choose by counting; "naive" is the loop over tokens, for
+            tests.
 
     Frequencies (float64: one per rotary pair under rope, one per neuron under pope) and slopes (float64, [H]) are
     saved with the weights and never recomputed from N, so that a model can grow.

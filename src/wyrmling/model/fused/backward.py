@@ -105,9 +105,7 @@ def _tile(
     weigh_transposed(scores, g_read, g_values)
     g_q = call.buffer("gated", tile, call.keys)  # the gated neurons are done with
     torch.bmm(symmetric_gram(g_read, tile.by_head, tile.decays), q, out=g_q.flatten(0, 1))
-    _through_state(
-        tile, q, g_q.flatten(0, 1), g_read, g_values, state, None if gamma_is_zero else gamma
-    )
+    _through_state(tile, q, g_q.flatten(0, 1), g_read, g_values, state, None if gamma_is_zero else gamma)
     if hand_on and gamma is not None:
         _hand_on(tile, q, g_read, gamma)
     call.encoding.backward(g_q, g_x, x, tile.phases)
@@ -128,9 +126,7 @@ def _neurons(run: _Pass, tile: Tile, place: int) -> tuple[Tensor, Tensor]:
     return x, call.encoding.fire(x, call.x_threshold, tile.phases, q).flatten(0, 1)
 
 
-def _read(
-    run: _Pass, tile: Tile, place: int, q: Tensor, state: Tensor | None
-) -> tuple[list[Tensor], Tensor]:
+def _read(run: _Pass, tile: Tile, place: int, q: Tensor, state: Tensor | None) -> tuple[list[Tensor], Tensor]:
     """Scores and reads, from what was kept or as in the forward pass."""
     if run.call.keep:
         return run.kept.scores[place], run.kept.reads[place]
@@ -138,9 +134,7 @@ def _read(
     return scores, read_past(run.call, tile, q, scores, state)
 
 
-def _gate(
-    run: _Pass, tile: Tile, place: int, x: Tensor, read: Tensor, g: Tensor
-) -> tuple[Tensor, Tensor]:
+def _gate(run: _Pass, tile: Tile, place: int, x: Tensor, read: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """Through decoder, gate, encoder_v and norm.
 
     Returns what x receives from the gate [G, R, C, N], and dL/d(read) [G R, C, D], both in the products' type.

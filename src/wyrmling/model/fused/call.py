@@ -1,4 +1,4 @@
-"""One call of the fused layer: its sizes, cuts, weights and buffers, as the forward and the backward pass share them."""
+"""One call of the fused layer: its sizes, cuts, weights and buffers, shared by the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -139,9 +139,7 @@ class LayerCall:
         if dropout is None or not dropout.threshold:
             return None
         key = Dropout(dropout.rate, dropout.seed, dropout.step, dropout.rows[rows])
-        mask = key.mask(
-            self.layer, start, length, self.shared.heads, self.neurons, halves=self.shared.split
-        )
+        mask = key.mask(self.layer, start, length, self.shared.heads, self.neurons, halves=self.shared.split)
         return mask.view(torch.uint8)
 
     def _head_decays(self, heads: slice, rows: int, length: int) -> Decays | None:

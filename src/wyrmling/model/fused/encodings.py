@@ -16,8 +16,8 @@ Phase = tuple[Tensor, Tensor]
 class Encoding(Protocol):
     """Keys (= queries) of one tile and head.
 
-    fire(z, threshold, phases, q): z [G, R, C, N] becomes x = relu(z - threshold); returns the keys [G, R, C, K], which may
-        be q (a buffer [G, R, C, K]) or x itself.
+    fire(z, threshold, phases, q): z [G, R, C, N] becomes x = relu(z - threshold); returns the keys [G, R, C, K],
+        which may be q (a buffer [G, R, C, K]) or x itself.
     keys(x, phases, q): the same from x.
     backward(g_q, g, x, phases): g [G, R, C, N], what x receives from elsewhere, becomes dL/dz; g_q is dL/d(keys).
     """

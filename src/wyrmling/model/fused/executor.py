@@ -134,9 +134,7 @@ class Fused:
         short = tokens is not None and tokens < WORTHWHILE_TOKENS and not torch.is_grad_enabled()
         if self.refusal(device, compute) or (short and self.memory.executor != "fused") or tokens == 1:
             return self.composed.prepare(encoder, encoder_v, decoder, layer_neurons)
-        shared = SharedWeights(
-            encoder, encoder_v, decoder, compute, split=self.memory.positions == "rope"
-        )
+        shared = SharedWeights(encoder, encoder_v, decoder, compute, split=self.memory.positions == "rope")
         workspace = Workspace()
         return [FusedWeights(shared, neurons, workspace) for neurons in layer_neurons]
 
@@ -171,7 +169,7 @@ class Fused:
         if call.sums is not None:
             split = weights.shared.split
             sums = [join_pairs(total, -1) if split else total for total in call.sums]
-            observed = Observed(*sums, tokens=hidden.shape[0] * hidden.shape[1])
+            observed = Observed(sums[0], sums[1], sums[2], hidden.shape[0] * hidden.shape[1])
         return hidden, None if rho is None else {"rho": rho}, observed
 
     def _call(

@@ -109,9 +109,7 @@ def _buffers(call: LayerCall, tile: Tile) -> tuple[Tensor, Tensor]:
     return call.buffer("x", tile), call.buffer("y", tile)
 
 
-def read_past(
-    call: LayerCall, tile: Tile, q: Tensor, scores: list[Tensor], state: Tensor | None
-) -> Tensor:
+def read_past(call: LayerCall, tile: Tile, q: Tensor, scores: list[Tensor], state: Tensor | None) -> Tensor:
     """What the past says to the neurons, [G, R, C, D] as sums. q [G R, C, K], state [G R, K, D]."""
     read = weigh(scores, tile.by_head).to(call.shared.sums)
     if state is not None:

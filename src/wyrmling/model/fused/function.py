@@ -13,9 +13,7 @@ from .call import LayerCall
 from .forward import Kept, run_forward
 
 
-def run_layer(
-    call: LayerCall, hidden: Tensor, rho: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def run_layer(call: LayerCall, hidden: Tensor, rho: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The layer's sum [B, T, D] before the outer normalisations, and the final state [B, H, K, D] (with `carry`).
 
     Gradients reach hidden, rho, the weights (through the token) and the parameters of the norm.

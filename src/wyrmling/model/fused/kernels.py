@@ -5,8 +5,9 @@ of rows small enough for the cache, since one pass over main memory costs as muc
 is one loop each, made by `torch.compile` (needs a C++ compiler); it computes in float32 between reading and writing
 bfloat16, so its last bits differ from the eager ones.
 
-Shapes: tiles are [G, R, C, N] (heads, rows, tokens, neurons), contiguous; under rope the neuron axis holds the first members of
-all pairs, then the second ones, so that a rotation works on two contiguous halves. Phases are [1 or R, C, N / 2].
+Shapes: tiles are [G, R, C, N] (heads, rows, tokens, neurons), contiguous; under rope the neuron axis holds the first
+members of all pairs, then the second ones, so that a rotation works on two contiguous halves. Phases are
+[1 or R, C, N / 2].
 """
 
 from __future__ import annotations

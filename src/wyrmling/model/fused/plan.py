@@ -1,4 +1,4 @@
-"""How a fused call cuts its work: the form, the chunk, the rows per tile, and which states the backward pass needs kept.
+"""How a fused call cuts its work: the form, the chunk, rows and heads per tile, and which states are kept.
 
 Pure functions of sizes. Costs are counted in multiply-adds; a byte moved between main memory and the processor counts
 as a few of them.
@@ -74,9 +74,7 @@ def plan(
     """
     chosen = chunk or min(CHUNKS, key=lambda size: chunk_cost(size, keys, width, element_size))
     dense, chunked = dense_cost(length, keys, width), chunk_cost(chosen, keys, width, element_size)
-    counts = (
-        f"{dense / 1e6:.2f} M multiply-adds per token and head dense, {chunked / 1e6:.2f} M in chunks of {chosen}"
-    )
+    counts = f"{dense / 1e6:.2f} M multiply-adds per token and head dense, {chunked / 1e6:.2f} M in chunks of {chosen}"
     if forced in ("dense", "chunked"):
         form, counts = forced, "asked for by model.sequence_kernel.executor"
     elif length <= chosen:

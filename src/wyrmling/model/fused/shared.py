@@ -127,7 +127,9 @@ class GradientGate(torch.autograd.Function):
     """See the module's text."""
 
     @staticmethod
-    def forward(ctx: Any, shared: SharedWeights, encoder: Tensor, encoder_v: Tensor, decoder: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, shared: SharedWeights, encoder: Tensor, encoder_v: Tensor, decoder: Tensor
+    ) -> Tensor:
         ctx.shared = shared
         return encoder.new_zeros(())
 

@@ -1,0 +1,129 @@
+"""Which executor computes the layers, in which form, and what a training step keeps: pure functions of sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..config.schema.model import Model as ModelConfig
+from ..memory.choose import choose_form
+from .fused.plan import TILE_NUMBERS, FusedPlan, plan
+from .geometry import Geometry
+
+BY_NAME = "asked for by model.sequence_kernel.executor"
+
+
+@dataclass(frozen=True)
+class ExecutorChoice:
+    """An executor ("fused" or "composed"), its form, the tokens it takes at a time, and why.
+
+    `plan` is that of the fused executor.
+    """
+
+    name: str
+    form: str
+    tile: int
+    reason: str
+    plan: FusedPlan | None = None
+
+    @property
+    def value(self) -> str:
+        """As it is printed and recorded."""
+        return f"{self.name}/{self.form}, {self.tile} tokens a tile"
+
+
+def choose_executor(
+    config: ModelConfig,
+    geometry: Geometry,
+    *,
+    rows: int,
+    length: int,
+    device: str,
+    element_size: int,
+    stored: str | None = None,
+) -> ExecutorChoice:
+    """What computes the layers of a call with `rows` x `length` tokens.
+
+    Args:
+        device: type of the device.
+        element_size: bytes per number of the products.
+        stored: the recorded value of a run that goes on; its executor is taken again.
+    """
+    asked = config.sequence_kernel.executor
+    keys = geometry.neurons * geometry.key_factor
+    refusal = None
+    if asked in ("composed", "reference"):
+        refusal = BY_NAME
+    elif device != "cpu":
+        refusal = f"the fused layer is made for the CPU, not for {device}"
+    elif stored is not None and stored.startswith("composed/"):
+        refusal = "as when the run was created"
+    if refusal is not None:
+        form = choose_form(length, keys, geometry.width, forced=asked)
+        return ExecutorChoice("composed", form.form, form.tile, f"{refusal}; {form.reason}")
+    cut = plan(
+        rows,
+        length,
+        keys,
+        geometry.width,
+        heads=geometry.heads,
+        element_size=element_size,
+        decays=config.rotary_embedding == "alibi",
+        forced=asked,
+    )
+    return ExecutorChoice("fused", cut.form, cut.chunk, cut.reason, cut)
+
+
+def step_bytes(
+    choice: ExecutorChoice,
+    geometry: Geometry,
+    *,
+    rows: int,
+    length: int,
+    recompute: bool,
+    element_size: int,
+    dropout: bool,
+) -> int:
+    """Bytes that a training step needs beyond weights, gradients and moments: an estimate from what is kept."""
+    if choice.plan is None:
+        return geometry.activation_bytes(
+            rows,
+            length,
+            recompute=recompute,
+            tile=choice.tile,
+            element_size=element_size,
+            dropout=dropout,
+        )
+    return _fused_bytes(choice.plan, geometry, rows, length, recompute, element_size, dropout)
+
+
+def _fused_bytes(
+    cut: FusedPlan,
+    geometry: Geometry,
+    rows: int,
+    length: int,
+    recompute: bool,
+    element_size: int,
+    dropout: bool,
+) -> int:
+    """Kept per layer: the stream, some states, and without recompute x, y, the scores and the reads. Alive at a time:
+    five buffers of a tile, the state and its gradient in both types, the masks of a chunk, and the logits."""
+    wide = max(element_size, 4)
+    heads, width, factor = geometry.heads, geometry.width, geometry.key_factor
+    chunks = -(-length // cut.chunk)
+    stream = rows * length * width * wide
+    state = rows * heads * geometry.neurons * factor * width * wide
+    kept_states = 0 if chunks == 1 else (chunks - 1) // cut.keep_every if cut.keep_every else 1
+    total = geometry.layers * (6 * stream + kept_states * state)
+    tokens = rows * length * heads
+    if not recompute:
+        scores = tokens * (cut.chunk + 1) // 2 * element_size
+        reads = tokens * width * wide
+        total += geometry.layers * (scores + reads)
+        total += sum(2 * tokens * neurons * element_size for neurons in geometry.layer_neurons)
+    tile = min(max(TILE_NUMBERS, cut.chunk * geometry.neurons), tokens * geometry.neurons)
+    total += (5 + 2 * (factor - 1)) * tile * element_size
+    if chunks > 1:
+        total += state * (2 + cut.keep_every) + 2 * state * element_size // wide
+    if dropout:
+        total += cut.rows * cut.chunk * heads * geometry.neurons
+    return total + 2 * rows * length * geometry.vocab_size * wide
