@@ -143,6 +143,7 @@ def test_the_estimate_of_a_step_is_near_what_autograd_keeps(rows: int, length: i
     kernel = {"memory_system": "linear_attention", "executor": executor}
     model = Model(small(n_embd=32, latent_total=1024, n_layer=3, sequence_kernel=kernel), 11)
     model.memory.chunk = tile
+    model.layer_step = model.layer_step.composed
     measured = saved_bytes(model, rows, length)
     estimate = model.geometry.activation_bytes(rows, length, recompute=False, tile=tile)
     assert 0.7 < estimate / measured < 1.4
@@ -185,6 +186,7 @@ def test_narrow_layers_take_the_first_neurons_of_every_head() -> None:
     """Encoders and decoder agree on which neurons these are: neurons beyond a layer's width have no effect there."""
     schedule = {"type": "late_layer", "base_latent_total": 8, "last_layers": 1}
     model = Model(small(latent_total=32, latent_fanout_schedule=schedule), 11).double()
+    model.layer_step = model.layer_step.composed
     first, last = model.layer_weights()
     assert (first.encoder.shape[2], last.encoder.shape[2]) == (4, 16)
     decoder = model.decoder.view(2, 16, 8)

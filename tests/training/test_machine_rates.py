@@ -14,6 +14,7 @@ from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.config.schema.runtime import Runtime
 from wyrmling.errors import ConfigError
 from wyrmling.model import Geometry
+from wyrmling.model.choice import ExecutorChoice
 from wyrmling.training import machine as module
 from wyrmling.training.machine import choose_machine, machine_for_reading
 from wyrmling.training.rates import operations_per_token, product_rates, run_seconds
@@ -85,8 +86,28 @@ def test_stored_choices_are_taken_and_nothing_is_measured(monkeypatch: pytest.Mo
         "kernels": "eager",
     }
     chosen = choose_machine(load_config("tiny"), geometry(), stored, tokens=10**15)
-    assert {choice.name: choice.value for choice in chosen.choices} == stored
-    assert all(choice.reason == "as when the run was created" for choice in chosen.choices)
+    taken = {choice.name: choice for choice in chosen.choices}
+    assert taken.pop("executor").value.startswith("fused/")  # follows from the sizes, as it did then
+    assert {name: choice.value for name, choice in taken.items()} == stored
+    assert all(choice.reason == "as when the run was created" for choice in taken.values())
+
+
+def test_a_run_of_the_composed_executor_goes_on_with_it() -> None:
+    stored = {"executor": "composed/dense, 32 tokens a tile", "threads": "1", "dtype": "float32"}
+    assert choose_machine(load_config("tiny"), geometry(), stored, tokens=1).executor.name == "composed"
+
+
+def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: dict.fromkeys(dtypes, 1e9))
+
+    def chosen(budget: str) -> bool:
+        config = load_config("shakespeare", [f"runtime.activation_memory={budget}"])
+        return choose_machine(config, Geometry.of(config.model, 256), tokens=1).recompute
+
+    assert not chosen("20 GB")
+    assert chosen("130 MB")
+    with pytest.raises(ConfigError, match=r"runtime.activation_memory \(1 MB\) is too small .* needs about"):
+        chosen("1 MB")
 
 
 def test_reading_measures_nothing_and_takes_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +126,11 @@ def test_reading_measures_nothing_and_takes_the_dtype_of_the_run(monkeypatch: py
 
 
 def test_the_composed_executor_has_nothing_to_compile() -> None:
-    from types import SimpleNamespace as Some
-
-    config = Some(model=Some(sequence_kernel=Some(executor="composed")))
-    assert module._nothing_to_compile(config, "cpu") is not None  # type: ignore[arg-type]
-    assert module._nothing_to_compile(load_config("tiny"), "cpu") is None
-    assert module._nothing_to_compile(load_config("tiny"), "cuda") is not None
+    composed = ExecutorChoice("composed", "dense", 32, "asked for")
+    fused = ExecutorChoice("fused", "dense", 32, "counted")
+    assert module._nothing_to_compile(composed, "cpu") is not None
+    assert module._nothing_to_compile(fused, "cpu") is None
+    assert module._nothing_to_compile(fused, "cuda") is not None
 
 
 def test_operations_by_hand() -> None:

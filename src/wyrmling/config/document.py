@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from .known import Shape, classes_of, shape_of
@@ -146,6 +147,7 @@ def _type(annotation: Any, metadata: Sequence[Any]) -> str:
         bool: "true/false",
         str: "text",
         Path: "path",
+        ByteSize: "number of bytes",
     }
     limits = list(_limits(metadata))
     return " ".join([names[annotation], ", ".join(limits)]).strip()
