@@ -176,8 +176,8 @@ def keep_freed_memory() -> Choice:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return Choice(name, "system", "this C library has no mallopt")
-    trim_threshold, mmap_threshold, limit = -1, -3, 1 << 30
-    if mallopt(mmap_threshold, limit) and mallopt(trim_threshold, limit):
+    trim_threshold, mmap_threshold, never = -1, -3, -1
+    if mallopt(mmap_threshold, 1 << 30) and mallopt(trim_threshold, never):
         return Choice(name, "keep", "freed tensors are reused instead of paged in anew (glibc mallopt)")
     return Choice(name, "system", "mallopt refused")
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .block import lower_products, symmetric_gram, weigh_transposed
+from .block import lower_products, products, symmetric_gram, weigh_transposed
 from .call import LayerCall, Tile, add_outer, add_state, product
 from .forward import Kept, read_past
 from .shared import Matrices
@@ -104,7 +104,7 @@ def _tile(
     g_values = torch.zeros_like(g_read, dtype=call.shared.sums)
     weigh_transposed(scores, g_read, g_values)
     g_q = call.buffer("gated", tile, call.keys)  # the gated neurons are done with
-    torch.bmm(symmetric_gram(g_read, tile.by_head, tile.decays), q, out=g_q.flatten(0, 1))
+    products(symmetric_gram(g_read, tile.by_head, tile.decays), q, out=g_q.flatten(0, 1))
     _through_state(tile, q, g_q.flatten(0, 1), g_read, g_values, state, None if gamma_is_zero else gamma)
     if hand_on and gamma is not None:
         _hand_on(tile, q, g_read, gamma)
@@ -179,13 +179,13 @@ def _through_state(
         sides.append(g_read if decays is None else g_read * decays.since)
         matrices.append(state)
     if gamma is not None:
-        through = torch.bmm(q, gamma.to(q.dtype))
+        through = products(q, gamma.to(q.dtype))
         g_values += through if decays is None else through * decays.until
         sides.append(tile.by_head if decays is None else tile.by_head * decays.until)
         matrices.append(gamma)
     if sides:  # two products with K x D matrices, made as one
         both = torch.cat([matrix.to(q.dtype) for matrix in matrices], dim=-1)
-        g_q += torch.bmm(torch.cat(sides, dim=-1), both.mT)
+        g_q += products(torch.cat(sides, dim=-1), both.mT)
 
 
 def _hand_on(tile: Tile, q: Tensor, g_read: Tensor, gamma: Tensor) -> None:

@@ -49,26 +49,33 @@ def lower_products(left: Tensor, right: Tensor, decay: Decays | None) -> list[Te
     blocks = []
     for begin in range(0, left.shape[1], BLOCK_ROWS):
         end = min(left.shape[1], begin + BLOCK_ROWS)
-        block = _products(left[:, begin:end], right[:, :end])
+        block = products(left[:, begin:end], right[:, :end].mT)
         if decay is not None:
             block *= decay.between[:, begin:end, :end]
         blocks.append(block.tril_(begin - 1))
     return blocks
 
 
-def _products(left: Tensor, right: Tensor) -> Tensor:
-    """left right^T per entry of the first axis. A batched product would copy parts of larger tensors first."""
-    if left.is_contiguous() and right.is_contiguous():
-        return torch.bmm(left, right.mT)
-    out = left.new_empty(len(left), left.shape[1], right.shape[1])
+def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """left [M, C, K] times right [M, K, E], one by one where a batched product would copy an operand first.
+
+    It does so with parts of larger tensors, and with a batch of one.
+    """
+    if len(left) > 1 and _whole(left) and _whole(right):
+        return torch.bmm(left, right, out=out)
+    out = left.new_empty(len(left), left.shape[1], right.shape[2]) if out is None else out
     for one, other, target in zip(left, right, out, strict=True):
-        torch.mm(one, other.t(), out=target)
+        torch.mm(one, other, out=target)
     return out
+
+
+def _whole(x: Tensor) -> bool:
+    return x.is_contiguous() or x.mT.is_contiguous()
 
 
 def weigh(scores: list[Tensor], values: Tensor) -> Tensor:
     """scores values, [M, C, D]."""
-    parts = [torch.bmm(block, values[:, : block.shape[2]]) for block in scores]
+    parts = [products(block, values[:, : block.shape[2]]) for block in scores]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
@@ -77,7 +84,7 @@ def weigh_transposed(scores: list[Tensor], g: Tensor, g_values: Tensor) -> None:
     begin = 0
     for block in scores:
         end = block.shape[2]
-        g_values[:, :end] += torch.bmm(block.mT, g[:, begin:end])
+        g_values[:, :end] += products(block.mT, g[:, begin:end])
         begin = end
 
 
@@ -96,7 +103,7 @@ def symmetric_gram(g: Tensor, values: Tensor, decay: Decays | None) -> Tensor:
         gram[:, begin:end, :begin] = block[:, :, :begin]
         torch.add(square, square.mT, out=gram[:, begin:end, begin:end])
         if end < length:
-            upper = _products(values[:, begin:end], g[:, end:])
+            upper = products(values[:, begin:end], g[:, end:].mT)
             if decay is not None:
                 upper *= decay.between[:, end:, begin:end].mT
             gram[:, begin:end, end:] = upper

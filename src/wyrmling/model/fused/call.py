@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...numerics.dropout import Dropout
 from ...numerics.norms import Norm
-from .block import Decays
+from .block import Decays, products
 from .encodings import Encoding, Phase
 from .kernels import Kernels
 from .plan import FusedPlan
@@ -203,4 +203,4 @@ def add_state(state: Tensor, queries: Tensor, values: Tensor, factor: int = 1) -
     if state.dtype == queries.dtype:
         state.baddbmm_(queries.mT, values, alpha=factor)
     else:
-        state.add_(torch.bmm(queries.mT, values), alpha=factor)
+        state.add_(products(queries.mT, values), alpha=factor)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .block import lower_products, weigh
+from .block import lower_products, products, weigh
 from .call import LayerCall, Tile, add_state, product
 
 
@@ -113,7 +113,7 @@ def read_past(call: LayerCall, tile: Tile, q: Tensor, scores: list[Tensor], stat
     """What the past says to the neurons, [G, R, C, D] as sums. q [G R, C, K], state [G R, K, D]."""
     read = weigh(scores, tile.by_head).to(call.shared.sums)
     if state is not None:
-        before = torch.bmm(q, state.to(q.dtype))
+        before = products(q, state.to(q.dtype))
         read = read + (before if tile.decays is None else before * tile.decays.since)
     return read.unflatten(0, (-1, len(tile.values)))
 

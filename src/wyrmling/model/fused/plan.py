@@ -17,6 +17,8 @@ CHUNKS = (128, 256, 512)
 TILE_NUMBERS = 1 << 22
 # Rolling a state back by subtraction is exact enough for this many chunks, and impossible where it decays.
 ROLL_BACK_CHUNKS = 64
+# What starting the operations of one tile costs, in bytes moved.
+_TILE_OVERHEAD = 20e6
 # Bytes per number of the state and chunk: read and written as float32 sums, read and written in the products' type.
 _STATE_TRAFFIC = 14
 
@@ -46,10 +48,15 @@ def multiply_adds_per_byte(element_size: int) -> float:
     return 8.0 if element_size == 2 else 2.0
 
 
-def chunk_cost(chunk: int, keys: int, width: int, element_size: int) -> float:
-    """Multiply-adds per token and head of chunks with carried state; traffic of the state included."""
-    traffic = keys * width * _STATE_TRAFFIC * multiply_adds_per_byte(element_size) / chunk
-    return dense_cost(chunk, keys, width) + 2 * keys * width + traffic
+def chunk_cost(chunk: int, keys: int, width: int, element_size: int, streams: int) -> float:
+    """Multiply-adds per token and head of chunks with carried state, traffic and small change included.
+
+    Args:
+        streams: rows x heads of the call, which tiles take several of at a time.
+    """
+    in_tile = min(chunk * streams, max(chunk, TILE_NUMBERS // keys))
+    moved = keys * width * _STATE_TRAFFIC / chunk + _TILE_OVERHEAD / in_tile
+    return dense_cost(chunk, keys, width) + 2 * keys * width + moved * multiply_adds_per_byte(element_size)
 
 
 def plan(
@@ -72,8 +79,12 @@ def plan(
         chunk: tokens per chunk where somebody asks for a number.
         keep_every: the distance of kept states where somebody asks for it.
     """
-    chosen = chunk or min(CHUNKS, key=lambda size: chunk_cost(size, keys, width, element_size))
-    dense, chunked = dense_cost(length, keys, width), chunk_cost(chosen, keys, width, element_size)
+
+    def cost(size: int) -> float:
+        return chunk_cost(size, keys, width, element_size, rows * heads)
+
+    chosen = chunk or min(CHUNKS, key=cost)
+    dense, chunked = dense_cost(length, keys, width), cost(chosen)
     counts = f"{dense / 1e6:.2f} M multiply-adds per token and head dense, {chunked / 1e6:.2f} M in chunks of {chosen}"
     if forced in ("dense", "chunked"):
         form, counts = forced, "asked for by model.sequence_kernel.executor"
