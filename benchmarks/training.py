@@ -135,12 +135,13 @@ def _table(rows: list[list[str]]) -> str:
 
 def _shares(size: Size, times: dict[str, Timing]) -> list[list[str]]:
     _, model = pair(size)
-    flops = operations.step_operations(size, model.layer_step.tile(size.length))
     rows = []
     for name, timing in times.items():
         if not name.startswith("ours"):
             continue
         precision = name.split()[1].rstrip(",")
+        chunk = model.layer_step.plan(size.rows, size.length, DTYPES[precision]).chunk
+        flops = operations.step_operations(size, chunk)
         possible = operations.rate(DTYPES[precision], times)
         reached = flops / timing.median
         rows.append(

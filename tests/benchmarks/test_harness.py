@@ -6,9 +6,9 @@ import time
 
 import pytest
 import torch
-from benchmarks import harness, memory
 from benchmarks.sizes import SHORT, Size, batch, our_step, pair, plain_step
 
+from benchmarks import harness, memory
 from wyrmling.errors import WyrmlingError
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.operations import SHAPES, operations, products, rate
 from benchmarks.harness import Timing
+from benchmarks.operations import SHAPES, operations, products, rate
 from torch.utils.flop_counter import FlopCounterMode
 
 from wyrmling.config.schema.model import Model as ModelConfig

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks import command, record
 from benchmarks.conditions import conditions, sentence
 from benchmarks.record import Report, replaced, shortfalls
+
+from benchmarks import command, record
 
 
 def test_a_section_replaces_its_own_part_and_nothing_else() -> None:

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from benchmarks import small_gpt
 from benchmarks.small_gpt import Setting, SmallGPT
 
+from benchmarks import small_gpt
 from small_texts import small_text
 from wyrmling.data.dataset import Dataset
 from wyrmling.text.tokenizers import ByteTokenizer
