@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ...numerics.positions import PhaseTable
 
-# Tables beyond this are made anew for each chunk: a product per entry, shared by all rows and heads.
-KEPT_BYTES = 64 << 20
+# Beyond this tables are made anew for each chunk: a product per entry, shared by all rows and heads.
+KEPT_BYTES, KEPT_TABLES = 64 << 20, 16
 
 
 class Phases:
-    """Asks a `PhaseTable`, and remembers the answers for runs that start at small positions (training windows)."""
+    """Asks a `PhaseTable`, and remembers the last answers: layers, passes and training steps ask for the same ones."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[object, ...], tuple[Tensor, Tensor]] = OrderedDict()
@@ -47,7 +47,7 @@ class Phases:
         if together and size <= KEPT_BYTES:
             self._kept[key] = pair
             self._bytes += size
-            while self._bytes > KEPT_BYTES:
+            while self._bytes > KEPT_BYTES or len(self._kept) > KEPT_TABLES:
                 _, (cos, _) = self._kept.popitem(last=False)
                 self._bytes -= 2 * cos.nbytes
         return pair
