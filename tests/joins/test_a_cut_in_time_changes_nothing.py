@@ -2,112 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from wyrmling.config.schema.model import Model as ModelConfig
-from wyrmling.model import Model, State
+from agreement import POSITIONS, TOLERANCE, assert_equal, build, naive, prefix_state, run
 from wyrmling.numerics.dropout import Dropout
-
-TOLERANCE = 1e-10
-POSITIONS = ("rope", "alibi", "pope")
-
-
-@dataclass
-class Outcome:
-    """All that a pass over tokens leads to: hidden states, final state, and the gradient of everything."""
-
-    hidden: Tensor
-    state: State
-    gradients: dict[str, Tensor]
-
-
-def build(positions: str, *, neurons: int = 6, executor: str = "auto", **changes: object) -> Model:
-    config = ModelConfig.model_validate(
-        {
-            "n_layer": 3,
-            "n_embd": 8,
-            "n_head": 2,
-            "latent_total": 2 * neurons * 4,
-            "dropout": 0.0,
-            "rotary_embedding": positions,
-            "sequence_kernel": {"memory_system": "linear_attention", "executor": executor},
-            **changes,
-        }
-    )
-    model = Model(config, 13, seed=5).double()
-    with torch.no_grad():  # weights large enough that every part of the layer matters
-        for parameter in (model.encoder, model.encoder_v, model.decoder):
-            parameter.mul_(20)
-    return model
-
-
-@torch.no_grad()
-def prefix_state(model: Model, rows: int, seed: int) -> State:
-    """A state as a stream leaves it, each row at its own position, cut off from the graph."""
-    generator = torch.Generator().manual_seed(seed)
-    parts = []
-    for row in range(rows):
-        tokens = torch.randint(0, 13, (1, 3 + 5 * row + seed % 4), generator=generator)
-        parts.append(model(tokens)[1].detach())
-    return State.cat(parts)
-
-
-def run(
-    model: Model, tokens: Tensor, state: State | None, cuts: list[int], dropout: Dropout | None = None
-) -> Outcome:
-    """Read tokens in pieces cut at `cuts`; gradients of a random functional of outputs and final state."""
-    model.zero_grad(set_to_none=True)
-    first = None if state is None else state.map(lambda t: t.clone().requires_grad_())
-    current, outputs = first, []
-    for begin, end in zip([0, *cuts], [*cuts, tokens.shape[1]], strict=True):
-        hidden, current = model(tokens[:, begin:end], current, dropout=dropout)
-        outputs.append(hidden)
-    hidden = torch.cat(outputs, dim=1)
-    generator = torch.Generator().manual_seed(99)
-    loss = (hidden * torch.randn(hidden.shape, generator=generator, dtype=hidden.dtype)).sum()
-    for layer in current.layers:
-        for tensor in layer.values():
-            loss = loss + (tensor * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)).sum()
-    loss.backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    if first is not None:
-        gradients.update(
-            {f"state.{i}.{n}": t.grad for i, layer in enumerate(first.layers) for n, t in layer.items()}
-        )
-    return Outcome(hidden.detach(), current.detach(), gradients)
-
-
-@torch.no_grad()
-def assert_equal(one: Outcome, other: Outcome) -> None:
-    def close(a: Tensor, b: Tensor, name: str) -> None:
-        scale = max(1.0, float(b.abs().max()))
-        worst = float((a - b).abs().max()) / scale
-        assert worst < TOLERANCE, f"{name} differs by {worst:.1e}"
-
-    close(one.hidden, other.hidden, "hidden")
-    assert torch.equal(one.state.position, other.state.position)
-    for i, (a, b) in enumerate(zip(one.state.layers, other.state.layers, strict=True)):
-        for name in b:
-            close(a[name], b[name], f"state.{i}.{name}")
-    assert one.gradients.keys() == other.gradients.keys()
-    for name, gradient in other.gradients.items():
-        close(one.gradients[name], gradient, f"gradient of {name}")
-
-
-def naive(model: Model, tokens: Tensor, state: State | None) -> Outcome:
-    """The truth: the loop over tokens in one pass."""
-    executor, recompute = model.memory.executor, model.layer_step.recompute
-    model.memory.executor, model.layer_step.recompute = "naive", False
-    try:
-        return run(model, tokens, state, [])
-    finally:
-        model.memory.executor, model.layer_step.recompute = executor, recompute
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -117,6 +18,8 @@ def naive(model: Model, tokens: Tensor, state: State | None) -> Outcome:
 def test_every_executor_and_cut_equals_the_loop(positions: str, executor: str, data: st.DataObject) -> None:
     """Values, final state, gradients of weights and initial state; odd lengths, any split, rows apart."""
     model = build(positions, executor=executor)
+    if data.draw(st.booleans(), "composed"):
+        model.layer_step = model.layer_step.composed
     model.memory.chunk = data.draw(st.integers(1, 9), "chunk")
     model.layer_step.recompute = data.draw(st.booleans(), "recompute")
     rows = data.draw(st.integers(1, 3), "rows")
@@ -279,7 +182,7 @@ def test_gradients_do_not_depend_on_whether_the_final_state_is_wanted(recompute:
     model.memory.chunk, model.layer_step.recompute = 4, recompute
     tokens, targets = torch.randint(0, 13, (2, 11)), torch.randint(0, 13, (2, 11))
 
-    def gradients(carry: bool) -> dict[str, Tensor]:
+    def gradients(carry: bool) -> dict[str, torch.Tensor]:
         model.zero_grad(set_to_none=True)
         model.loss_sum(model(tokens, carry=carry)[0], targets).backward()
         return {name: parameter.grad for name, parameter in model.named_parameters()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..config.schema.model import Model as ModelConfig
 from ..memory.choose import choose_form
-from .fused.plan import TILE_NUMBERS, FusedPlan, plan
+from .fused.planning import TILE_NUMBERS, FusedPlan, plan
 from .geometry import Geometry
 
 BY_NAME = "asked for by model.sequence_kernel.executor"

@@ -1,6 +1,6 @@
 """The fused executor of the layer (linear memory, CPU); see `executor`."""
 
 from .executor import Fused, FusedWeights
-from .plan import FusedPlan, plan
+from .planning import FusedPlan, plan
 
 __all__ = ["Fused", "FusedPlan", "FusedWeights", "plan"]

@@ -56,12 +56,16 @@ def lower_products(left: Tensor, right: Tensor, decay: Decays | None) -> list[Te
     return blocks
 
 
-def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """left [M, C, K] times right [M, K, E], one by one where a batched product would copy an operand first.
+# From this size on, an operand that a batched product would copy costs more than products one by one.
+_COPIED = 1 << 20
 
-    It does so with parts of larger tensors, and with a batch of one.
+
+def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """left [M, C, K] times right [M, K, E]: batched, or one by one where that would copy a large operand first.
+
+    A batched product copies parts of larger tensors, and whatever it gets where the batch is one.
     """
-    if len(left) > 1 and _whole(left) and _whole(right):
+    if len(left) > 1 and all(_whole(x) or x.numel() <= _COPIED for x in (left, right)):
         return torch.bmm(left, right, out=out)
     out = left.new_empty(len(left), left.shape[1], right.shape[2]) if out is None else out
     for one, other, target in zip(left, right, out, strict=True):

@@ -14,7 +14,7 @@ from ...numerics.norms import Norm
 from .block import Decays, products
 from .encodings import Encoding, Phase
 from .kernels import Kernels
-from .plan import FusedPlan
+from .planning import FusedPlan
 from .shared import Matrices, SharedWeights, join_pairs, split_pairs
 
 

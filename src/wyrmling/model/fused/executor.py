@@ -18,7 +18,7 @@ from .encodings import Phase, encoding
 from .function import run_layer
 from .kernels import KernelKind, kernels
 from .phases import Phases
-from .plan import FusedPlan, plan
+from .planning import FusedPlan, plan
 from .shared import SharedWeights, join_pairs
 
 # Below this many tokens, and without gradients, preparing the weights costs more than it saves.

@@ -40,6 +40,54 @@ def join_pairs(x: Tensor, dim: int) -> Tensor:
     return x.unflatten(dim, (2, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
+class GradientSums:
+    """Where one backward pass sums the gradients of the weights of all layers.
+
+    Args:
+        neurons: N of the widest layer.
+        dtype: of the sums.
+        split: whether the fused order is that of `split_pairs`.
+    """
+
+    def __init__(self, neurons: int, dtype: torch.dtype, *, split: bool) -> None:
+        self._neurons, self._dtype, self._split = neurons, dtype, split
+        self._sums: dict[int, Matrices] = {}
+        self._backward_pass: int | None = None
+
+    def of(self, neurons: int, weights: Matrices) -> Matrices:
+        """The sums of layers with this many neurons per head, shaped as their weights."""
+        current = torch._C._current_graph_task_id()
+        if current != self._backward_pass:  # left by a pass that did not ask for the weights' gradients
+            self._sums, self._backward_pass = {}, current
+        if neurons not in self._sums:
+            self._sums[neurons] = Matrices(*(torch.zeros_like(w, dtype=self._dtype) for w in weights))
+        return self._sums[neurons]
+
+    def take(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The sums over all layers in the natural order of neurons, which are then forgotten."""
+        current = torch._C._current_graph_task_id()
+        sums, self._sums = self._sums, {}
+        if self._backward_pass != current or not sums:
+            return None, None, None
+        widest = sorted(sums, reverse=True)
+        return (
+            self._total([sums[n].encoder for n in widest], -1),
+            self._total([sums[n].encoder_v for n in widest], -1),
+            self._total([sums[n].decoder for n in widest], 1),
+        )
+
+    def _total(self, parts: list[Tensor], dim: int) -> Tensor:
+        """The sum of gradients of the first neurons, widest first, along the axis of neurons."""
+        total, *narrow = [join_pairs(part, dim) if self._split else part for part in parts]
+        if total.shape[dim] < self._neurons:  # no layer of this pass has all neurons
+            shape = list(total.shape)
+            shape[dim] = self._neurons
+            total, narrow = total.new_zeros(shape), [total, *narrow]
+        for part in narrow:
+            total.narrow(dim, 0, part.shape[dim]).add_(part)
+        return total
+
+
 class SharedWeights:
     """What one forward pass knows of the weights.
 
@@ -50,6 +98,7 @@ class SharedWeights:
 
     Attributes:
         token: what layers pass to autograd in place of the weights; None where no gradient is wanted.
+        sums: type of sums and states.
     """
 
     def __init__(
@@ -59,14 +108,15 @@ class SharedWeights:
         self.compute, self.split = compute, split
         self.sums = torch.float64 if compute == torch.float64 else torch.float32
         self._prepared: dict[int, Matrices] = {}
-        self._gradients: dict[int, Matrices] = {}
-        self._backward_pass: int | None = None
+        # the token's place in the graph holds these sums, not the weights: a cycle would outlive the step
+        self._gradients = GradientSums(encoder.shape[-1], self.sums, split=split)
         self.token: Tensor | None = None
         if torch.is_grad_enabled() and any(w.requires_grad for w in (encoder, encoder_v, decoder)):
-            self.token = GradientGate.apply(self, encoder, encoder_v, decoder)
+            self.token = GradientGate.apply(self._gradients, encoder, encoder_v, decoder)
 
     @property
     def heads(self) -> int:
+        """H."""
         return self._natural.encoder.shape[0]
 
     @property
@@ -92,48 +142,18 @@ class SharedWeights:
 
     def gradients(self, neurons: int) -> Matrices:
         """Where the present backward pass sums the gradients of layers with this many neurons per head."""
-        current = torch._C._current_graph_task_id()
-        if current != self._backward_pass:  # left by a pass that did not ask for the weights' gradients
-            self._gradients, self._backward_pass = {}, current
-        if neurons not in self._gradients:
-            self._gradients[neurons] = Matrices(
-                *(torch.zeros_like(weight, dtype=self.sums) for weight in self.matrices(neurons))
-            )
-        return self._gradients[neurons]
-
-    def take_gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The sums over all layers in the natural order of neurons, which are then forgotten."""
-        if self._backward_pass != torch._C._current_graph_task_id():
-            return None, None, None
-        gradients, self._gradients, self._backward_pass = self._gradients, {}, None
-        dims = (-1, -1, 1)
-        totals: list[Tensor | None] = []
-        for index, dim in enumerate(dims):
-            total: Tensor | None = None
-            for neurons in sorted(gradients, reverse=True):
-                part = gradients[neurons][index]
-                part = join_pairs(part, dim) if self.split else part
-                if total is None and neurons == self._natural.encoder.shape[-1]:
-                    total = part
-                    continue
-                if total is None:
-                    total = torch.zeros_like(self._natural[index], dtype=self.sums)
-                total.narrow(dim, 0, neurons).add_(part)
-            totals.append(total)
-        return totals[0], totals[1], totals[2]
+        return self._gradients.of(neurons, self.matrices(neurons))
 
 
 class GradientGate(torch.autograd.Function):
     """See the module's text."""
 
     @staticmethod
-    def forward(
-        ctx: Any, shared: SharedWeights, encoder: Tensor, encoder_v: Tensor, decoder: Tensor
-    ) -> Tensor:
-        ctx.shared = shared
+    def forward(ctx: Any, sums: GradientSums, encoder: Tensor, encoder_v: Tensor, decoder: Tensor) -> Tensor:
+        ctx.sums = sums
         return encoder.new_zeros(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.shared.take_gradients()
+        return None, *ctx.sums.take()
