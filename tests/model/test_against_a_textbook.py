@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,21 +245,26 @@ def test_low_precision_is_where_it_should_be_and_nowhere_else() -> None:
     model = Model(config, 50, seed=1)
     tokens, targets = torch.randint(0, 50, (2, 40)), torch.randint(0, 50, (2, 40))
     products: set[torch.dtype] = set()
-    original = torch.bmm
+    originals = {name: getattr(torch, name) for name in ("mm", "bmm")}
 
-    def watching(a: Tensor, b: Tensor) -> Tensor:
-        products.update((a.dtype, b.dtype))
-        return original(a, b)
+    def watching(name: str) -> Callable[..., Tensor]:
+        def product(a: Tensor, b: Tensor, **rest: Any) -> Tensor:
+            products.update((a.dtype, b.dtype))
+            return originals[name](a, b, **rest)
+
+        return product
 
     with torch.no_grad():
         exact, exact_state = model(tokens)
-    torch.bmm = watching
+    for name in originals:
+        setattr(torch, name, watching(name))
     try:
         with torch.autocast("cpu", torch.bfloat16):
             hidden, state = model(tokens)
             loss = model.loss_sum(hidden, targets)
     finally:
-        torch.bmm = original
+        for name, original in originals.items():
+            setattr(torch, name, original)
     assert products == {torch.bfloat16}
     assert hidden.dtype == state.layers[0]["rho"].dtype == loss.dtype == torch.float32
     assert not torch.equal(hidden, exact)
