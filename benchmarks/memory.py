@@ -46,8 +46,8 @@ def memory(sizes: list[Size]) -> Report:
     ]
     report.text = (
         "Peak resident memory of one training step above what the process held before it. `keep` holds neurons for "
-        "the backward pass, `recompute` computes them again. Ours with the allocator setting of its runs, plain with the "
-        "system's own, with which it needs less.\n\n" + harness.table(header, rows)
+        "the backward pass, `recompute` computes them again. Ours with the allocator setting of its runs, plain with "
+        "the system's own, with which it needs less.\n\n" + harness.table(header, rows)
     )
     return report
 
