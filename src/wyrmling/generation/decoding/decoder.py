@@ -190,7 +190,10 @@ class Decoder:
     ) -> Tensor:
         w = self._weights
         stream = hidden.to(w.encoder.dtype).expand(w.encoder.shape[0], -1, -1)
-        x = products.project(stream, w.encoder[:, :neurons]).to(w.dtype)
+        if self.rows == 1:
+            x = w.encoder_blocks.project(stream, neurons).to(w.dtype)
+        else:
+            x = products.project(stream, w.encoder[:, :neurons]).to(w.dtype)
         x = (x.sub_(w.x_threshold) if w.x_threshold else x).relu_()
         self._write_key(memory.slot(), x, rotor)
         read = memory.read()
@@ -215,8 +218,7 @@ class Decoder:
         found = products.firing(x, heads * rows)
         y = products.project_firing(a, w.gate, found, self._in_weights(found.entries, neurons))
         if y is None:
-            y = products.project(a.to(w.gate.dtype), w.gate[:, :neurons]).to(w.dtype)
-            gated = self._gate(y).mul_(x)
+            gated = self._gate(self._project_gate(a.to(w.gate.dtype), neurons).to(w.dtype)).mul_(x)
             found = products.firing(gated, heads * rows)
             if len(found.entries) > products.SUMMED_SHARE * w.decoder[..., 0].numel():
                 dense = torch.bmm(gated.to(w.decoder.dtype), w.decoder[:, :neurons])
@@ -230,6 +232,14 @@ class Decoder:
         table = w.decoder.view(-1, w.decoder.shape[-1])
         sums = products.sum_rows(table, self._in_weights(index, neurons), found.starts, weights)
         return sums.view(heads, rows, -1).sum(0, dtype=w.dtype)
+
+    def _project_gate(self, a: Tensor, neurons: int) -> Tensor:
+        """a [H, R, D] times all of E_v: [H, R, n]."""
+        w = self._weights
+        # a large table in full precision is held once, as rows: those that fire are the cheaper way there
+        if self.rows == 1 and not (products.is_large(w.gate) and w.gate.dtype != torch.bfloat16):
+            return w.gate_blocks.project(a, neurons)
+        return products.project(a, w.gate[:, :neurons])
 
     def _gate(self, y: Tensor) -> Tensor:
         threshold = self._weights.y_threshold

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ...model.dragon import Model
 from ...model.init import thresholds
 from ...numerics.norms import Norm
 from ...numerics.positions import PhaseTable
+from .products import Blocks
 
 PHASE_RUN = 16  # tokens whose rotors are made at a time
 
@@ -34,6 +36,16 @@ class Weights:
     norm: Norm
     x_threshold: float
     y_threshold: float
+
+    @cached_property
+    def encoder_blocks(self) -> Blocks:
+        """The encoder as a single row wants it; made when it is first asked for."""
+        return Blocks.of(self.encoder)
+
+    @cached_property
+    def gate_blocks(self) -> Blocks:
+        """The gate's matrix in the same way."""
+        return Blocks.of(self.gate)
 
     @staticmethod
     def of(model: Model, dtype: torch.dtype) -> Weights:
