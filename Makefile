@@ -19,7 +19,7 @@ help:
 	@echo "make test       set up, then run the tests (a few minutes on two cores)"
 	@echo "make test-slow  the long tests: hundreds of kills, large files"
 	@echo "make check      lint and types"
-	@echo "make bench      measure this implementation against a plain one"
+	@echo "make bench      compare with what was recorded, then measure against a plain implementation and record"
 	@echo "make docs       write the generated pages again"
 
 train: $(RUN)
@@ -37,6 +37,7 @@ check: $(DEV)
 	$(BIN)/mypy
 
 bench: $(RUN)
+	$(BIN)/python -m benchmarks --check
 	$(BIN)/python -m benchmarks $(ARGS)
 
 docs: $(RUN)
