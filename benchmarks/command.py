@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from . import record
 from .conditions import conditions, sentence
-from .decoding import LENGTHS, decoding
+from .decoding import LENGTHS, decoding, drifting
 from .memory import FLAT_LENGTHS, flatness, memory
 from .record import Report
 from .sizes import LONG, SHORT, default, small
@@ -45,7 +45,7 @@ def _decoding(options: Options) -> Report:
         decoding(size, lengths, options.rounds, streams=8)
         for size, lengths in zip(sizes, (LENGTHS[:3], LENGTHS[:2]), strict=True)
     ]
-    return _joined(*one, *many)
+    return _joined(*one, *many, drifting(sizes[0]))
 
 
 def _joined(*reports: Report) -> Report:

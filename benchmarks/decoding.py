@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from wyrmling.generation.decoding import Decoder
+from wyrmling.generation.decoding import Decoder, drift
 from wyrmling.model import Model
 
 from . import harness
@@ -17,6 +17,7 @@ from .record import Report
 from .sizes import LEGEND, VOCABULARY, Size, pair
 
 LENGTHS = [100, 300, 1000, 3000]
+DRIFT_AT = [100, 1000, 10000]
 TOKENS = 8  # that ours reads per measured call: one is over too soon to be timed
 WEIGHTS = {"float32": "float32", "bf16": "bfloat16"}
 
@@ -52,6 +53,21 @@ def decoding(size: Size, lengths: list[int], rounds: int, *, streams: int = 1) -
         rows,
     )
     return report
+
+
+def drifting(size: Size) -> Report:
+    """How far rounded weights and states lead away from float32 over many tokens; no ratios."""
+    _, ours = pair(size)
+    tokens = torch.randint(0, VOCABULARY, (max(DRIFT_AT),), generator=torch.Generator().manual_seed(3))
+    rows = []
+    for weights, state in (("bfloat16", "float32"), ("float32", "bfloat16")):
+        for found in drift(ours, tokens, weights=weights, state=state, at=DRIFT_AT):
+            errors = (f"{error:.1e}" for error in (found.reads, found.logits, found.state))
+            rows.append([weights, state, f"{found.tokens:,}", *errors, f"{found.agreement:.1%}"])
+            print(" | ".join(rows[-1]), flush=True)
+    header = ["weights", "state", "tokens", "reads, worst layer", "scores", "state", "same likeliest token"]
+    text = f"What rounding costs: relative errors against float32, {size.name}, first weights, random tokens.\n\n"
+    return Report(text + harness.table(header, rows))
 
 
 @torch.inference_mode()
