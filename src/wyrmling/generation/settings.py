@@ -79,7 +79,7 @@ class GenerationSettings(SamplingSettings):
     max_chars: int | None = None
     stop_at_eos: bool = True
     window: int | None = None
-    prompt_chunk: int = 128
+    prompt_chunk: int = 256
     weight_dtype: DecodingDtype = "float32"
     state_dtype: DecodingDtype = "float32"
 
@@ -89,7 +89,7 @@ class GenerationSettings(SamplingSettings):
             ("max_tokens", "leave it out for the default"),
             ("max_chars", "leave it out for no limit"),
             ("window", "leave it out to carry everything"),
-            ("prompt_chunk", "128 is the default"),
+            ("prompt_chunk", "256 is the default"),
         ):
             value = getattr(self, name)
             if value is not None and not (_is_whole(value) and value >= 1):
