@@ -179,34 +179,75 @@ def _one_rotate_backward(
     g2.copy_(torch.where(x2 > 0, to_second, 0.0))
 
 
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The two halves of the last axis as tensors that know nothing of each other.
+def _halves(x: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+    """The two halves of some rows of [G, R, C, N] as [M, C, N / 2] that know nothing of each other.
 
     A compiled function that writes to views of one storage writes each of them in a pass of its own; these halves
     never overlap, and going through the exchange protocol hides that they are neighbours.
     """
-    first, second = x.detach().chunk(2, -1)
+    first, second = x.detach()[:, rows].flatten(0, 1).chunk(2, -1)
     return torch.from_dlpack(first), torch.from_dlpack(second)
+
+
+# A compiled function is made again for tensors of another type, for sizes of one, and for a mask or none: more often
+# than PyTorch allows, which would end a run in the middle.
+_REMADE = 64
 
 
 @functools.cache
 def _compiled() -> Kernels:
-    """One loop per pass. Shapes are symbolic, so that another batch or a last, shorter chunk compiles nothing."""
+    """One loop per pass. Sizes are symbols, so that another batch or a last, shorter chunk compiles nothing.
+
+    Tiles are handed over with as few axes as a pass needs: every axis of size one would be another case to compile.
+    """
 
     def one(function: Callable[..., None]) -> Callable[..., None]:
-        return torch.compile(function, dynamic=True, fullgraph=True)
+        compiled = torch.compile(function, dynamic=True, fullgraph=True)
 
+        def run(*arguments: object) -> None:
+            with torch._dynamo.config.patch(cache_size_limit=_REMADE):
+                compiled(*arguments)
+
+        return run
+
+    fire_flat, gate_flat, gate_back = one(_one_fire), one(_one_gate), one(_one_gate_backward)
     first_turn, turn, turn_back = one(_one_fire_rotate), one(_one_rotate), one(_one_rotate_backward)
 
+    def fire(z: Tensor, threshold: float) -> None:
+        fire_flat(z.view(-1), threshold)
+
+    def gate(y: Tensor, x: Tensor, mask: Tensor | None, threshold: float, gated: Tensor) -> None:
+        gate_flat(y.view(-1), x.view(-1), _flat(mask), threshold, gated.view(-1))
+
+    def gate_backward(
+        g: Tensor, x: Tensor, y: Tensor, mask: Tensor | None, gated: Tensor, g_y: Tensor
+    ) -> None:
+        gate_back(g.view(-1), x.view(-1), y.view(-1), _flat(mask), gated.view(-1), g_y.view(-1))
+
     def fire_rotate(z: Tensor, cos: Tensor, sin: Tensor, threshold: float, q: Tensor) -> None:
-        first_turn(*_halves(z), cos, sin, threshold, *_halves(q))
+        for rows, c, s in _alike(cos, sin):
+            first_turn(*_halves(z, rows), c, s, threshold, *_halves(q, rows))
 
     def rotate(x: Tensor, cos: Tensor, sin: Tensor, q: Tensor) -> None:
-        turn(*_halves(x), cos, sin, *_halves(q))
+        for rows, c, s in _alike(cos, sin):
+            turn(*_halves(x, rows), c, s, *_halves(q, rows))
 
     def rotate_backward(g_q: Tensor, g: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        turn_back(*_halves(g_q), *_halves(g), *_halves(x), cos, sin)
+        for rows, c, s in _alike(cos, sin):
+            turn_back(*_halves(g_q, rows), *_halves(g, rows), *_halves(x, rows), c, s)
 
-    return Kernels(
-        fire_rotate, rotate, one(_one_fire), one(_one_gate), one(_one_gate_backward), rotate_backward
-    )
+    return Kernels(fire_rotate, rotate, fire, gate, gate_backward, rotate_backward)
+
+
+def _flat(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask.view(-1)
+
+
+def _alike(cos: Tensor, sin: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Rows that share their phases, with these [1, C, N / 2]: all of them, or one after another."""
+    if len(cos) == 1:
+        yield slice(None), cos, sin
+        return
+    for row in range(len(cos)):
+        part = slice(row, row + 1)
+        yield part, cos[part], sin[part]
