@@ -77,7 +77,7 @@ def plan(
     Args:
         forced: "dense" or "chunked" where the configuration asks for one of them.
         chunk: tokens per chunk where somebody asks for a number.
-        keep_every: the distance of kept states where somebody asks for it.
+        keep_every: the distance of kept states where somebody asks for it; 0 is no answer where the state decays.
     """
 
     def cost(size: int) -> float:
@@ -95,7 +95,7 @@ def plan(
     if form == "dense":
         chosen = length
     chunks = -(-length // chosen)
-    if keep_every is None:
+    if keep_every is None or (decays and not keep_every):
         keep_every = math.isqrt(chunks - 1) + 1 if decays or chunks > ROLL_BACK_CHUNKS else 0
     size = max(1, min(chosen, length) * keys)
     tile_rows = max(1, min(rows, TILE_NUMBERS // size))
