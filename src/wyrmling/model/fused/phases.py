@@ -21,6 +21,10 @@ class Phases:
         self._table: PhaseTable | None = None
         self._bytes = 0
 
+    def __reduce__(self) -> tuple[type[Phases], tuple[()]]:
+        # tables are made again where they are needed: copies and pickles do without
+        return Phases, ()
+
     def __call__(
         self, table: PhaseTable, start: Tensor, length: int, entries: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
