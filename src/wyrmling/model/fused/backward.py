@@ -55,6 +55,7 @@ def run_backward(
     want_rho: bool,
 ) -> Gradients:
     """From the gradients of what `run_forward` returned to those of what it was given."""
+    call.shared.check()
     batch, length, _ = hidden.shape
     chunks = call.chunks(length)
     groups = -(-call.shared.heads // call.plan.heads)

@@ -104,7 +104,9 @@ class SharedWeights:
     def __init__(
         self, encoder: Tensor, encoder_v: Tensor, decoder: Tensor, compute: torch.dtype, *, split: bool
     ) -> None:
+        # detached tensors share the version counters of their parameters
         self._natural = Matrices(encoder.detach(), encoder_v.detach(), decoder.detach())
+        self._versions = self._present_versions()
         self.compute, self.split = compute, split
         self.sums = torch.float64 if compute == torch.float64 else torch.float32
         self._prepared: dict[int, Matrices] = {}
@@ -134,6 +136,21 @@ class SharedWeights:
                 self._prepare(decoder[:, :neurons], 1),
             )
         return self._prepared[neurons]
+
+    def _present_versions(self) -> list[int]:
+        return [0 if w.is_inference() else w._version for w in self._natural]
+
+    def check(self) -> None:
+        """Before a backward pass: the products below are made with the weights of the forward pass, or not at all.
+
+        Raises:
+            RuntimeError: a weight was written to since `prepare`, as autograd says of tensors that it saved.
+        """
+        if self._versions != self._present_versions():
+            raise RuntimeError(
+                "a weight was modified by an inplace operation between the forward and the backward pass of a fused "
+                "layer: go backward first, or forward again"
+            )
 
     def _prepare(self, weight: Tensor, dim: int) -> Tensor:
         # contiguous rounding first: it halves what the strided copy has to read
