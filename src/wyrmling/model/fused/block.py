@@ -22,7 +22,7 @@ class Decays:
         since: d^t, [M, C, 1], what a token still sees of the state before the chunk.
         until: d^(C - t), [M, C, 1], what the state after the chunk keeps of a token.
         whole: d^C, [M, 1, 1], in the sums' type.
-        between: d^(t - s), [M, C, C] (lower part).
+        between: d^(t - s), [G, C, C] (lower part): the same for all rows of a head.
     """
 
     since: Tensor
@@ -32,16 +32,21 @@ class Decays:
 
     @staticmethod
     def of(decay: Tensor, rows: int, length: int, dtype: torch.dtype) -> Decays:
-        """For decays [G] in the sums' type; each head's are repeated for `rows` rows."""
-        decay = decay.repeat_interleave(rows)[:, None, None]
+        """For decays [G] in the sums' type; each head's narrow ones are repeated for `rows` rows."""
         steps = torch.arange(length)[:, None]
-        between = decay ** (steps - steps.t()).clamp_min(0)
+        between = decay[:, None, None] ** (steps - steps.t()).clamp_min(0)
+        decay = decay.repeat_interleave(rows)[:, None, None]
         return Decays(
             (decay**steps).to(dtype),
             (decay ** (length - steps)).to(dtype),
             decay**length,
             between.to(dtype),
         )
+
+    @staticmethod
+    def weaken(scores: Tensor, between: Tensor) -> None:
+        """scores [M, r, e] times the powers between [G, r, e] their queries and keys, in place."""
+        scores.unflatten(0, (len(between), -1)).mul_(between[:, None])
 
 
 def lower_products(left: Tensor, right: Tensor, decay: Decays | None) -> list[Tensor]:
@@ -51,7 +56,7 @@ def lower_products(left: Tensor, right: Tensor, decay: Decays | None) -> list[Te
         end = min(left.shape[1], begin + BLOCK_ROWS)
         block = products(left[:, begin:end], right[:, :end].mT)
         if decay is not None:
-            block *= decay.between[:, begin:end, :end]
+            decay.weaken(block, decay.between[:, begin:end, :end])
         blocks.append(block.tril_(begin - 1))
     return blocks
 
@@ -109,6 +114,6 @@ def symmetric_gram(g: Tensor, values: Tensor, decay: Decays | None) -> Tensor:
         if end < length:
             upper = products(values[:, begin:end], g[:, end:].mT)
             if decay is not None:
-                upper *= decay.between[:, end:, begin:end].mT
+                decay.weaken(upper, decay.between[:, end:, begin:end].mT)
             gram[:, begin:end, end:] = upper
     return gram

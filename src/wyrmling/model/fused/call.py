@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,10 +19,15 @@ from .shared import Matrices, SharedWeights, join_pairs, split_pairs
 
 
 class Workspace:
-    """Large buffers that are made once and used by every tile of a forward and a backward pass."""
+    """Large buffers that are made once and used by every tile of a forward and a backward pass.
+
+    Attributes:
+        decays: those of groups of heads (first, last, rows, tokens), which all layers share.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self.decays: dict[tuple[int, int, int, int], Decays] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A buffer [shape] whose contents are whatever the last user left."""
@@ -88,7 +93,6 @@ class LayerCall:
     decay: Tensor | None
     phases: Callable[[Tensor, int], Phase] | None
     sums: list[Tensor] | None = None
-    _decays: dict[tuple[int, int, int], Decays] = field(default_factory=dict)
 
     @property
     def matrices(self) -> Matrices:
@@ -145,10 +149,10 @@ class LayerCall:
     def _head_decays(self, heads: slice, rows: int, length: int) -> Decays | None:
         if self.decay is None:
             return None
-        key = (heads.start, rows, length)
-        if key not in self._decays:
-            self._decays[key] = Decays.of(self.decay[heads], rows, length, self.shared.compute)
-        return self._decays[key]
+        known, key = self.workspace.decays, (heads.start, heads.stop, rows, length)
+        if key not in known:
+            known[key] = Decays.of(self.decay[heads], rows, length, self.shared.compute)
+        return known[key]
 
     def buffer(self, name: str, tile: Tile, width: int | None = None) -> Tensor:
         """A buffer [G, R, C, N] (or another width) in the products' type."""
