@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,11 +88,17 @@ def child(arguments: Sequence[str], environment: Mapping[str, str] | None = None
     return done.stdout
 
 
-def measured_by(module: str, arguments: Mapping[str, Any]) -> Any:
+def settings(texts: Iterable[str]) -> list[str]:
+    """`--set` before every text, for the command line."""
+    return [word for text in texts for word in ("--set", text)]
+
+
+def measured_by(
+    module: str, arguments: Mapping[str, Any], environment: Mapping[str, str] | None = None
+) -> Any:
     """What `python -m <module> --measure <json>` prints as the last line of its output, read as JSON."""
-    return json.loads(
-        child(["-m", module, "--measure", json.dumps(dict(arguments))]).strip().splitlines()[-1]
-    )
+    output = child(["-m", module, "--measure", json.dumps(dict(arguments))], environment)
+    return json.loads(output.strip().splitlines()[-1])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -26,6 +26,11 @@ STAGES = {
 COMPUTING = ("forward", "backward", "optimizer")
 BETWEEN = ("data", "logging", "other")
 STEPS = 100
+ONE_STEP = [
+    "training.max_iters=1",
+    "optimizer.lr_schedule.warmup_steps=0",
+    "training.sanity_validation=false",
+]
 
 
 def startup(rounds: int) -> Report:
@@ -46,7 +51,7 @@ def _stages(rounds: int) -> str:
     header = ["seconds from the start of the process", *STAGES.values(), "together"]
     return (
         f"Start-up of the recipe `tiny` (the quickest of {rounds}):\n\n{harness.table(header, rows)}\n\n"
-        f"The whole command, `wyrmling train tiny --set training.max_iters=1`, with its checkpoint, validation and "
+        f"The whole command, `wyrmling train tiny` for one step, with its checkpoint, validation and "
         f"sample: {command:.2f} s."
     )
 
@@ -63,14 +68,11 @@ def _differences(marks: dict[str, float]) -> list[str]:
 
 
 def _marks(environment: dict[str, str]) -> dict[str, float]:
-    arguments = json.dumps({"started": time.time()})
-    words = ["-c", f"from benchmarks.startup import one_step; one_step({arguments!r})"]
-    return dict(json.loads(harness.child(words, environment).strip().splitlines()[-1]))
+    return dict(harness.measured_by("benchmarks.startup", {"started": time.time()}, environment))
 
 
-def one_step(arguments: str) -> None:
-    """In a child process: what the command does up to the first step; prints seconds since `started` as JSON."""
-    started = json.loads(arguments)["started"]
+def one_step(started: float) -> dict[str, float]:
+    """In a child process: what the command does up to the first step; seconds since `started` by stage."""
     marks: dict[str, float] = {}
 
     def mark(name: str) -> None:
@@ -88,16 +90,16 @@ def one_step(arguments: str) -> None:
             mark("stepped")
 
     mark("imported")
-    config = load_config("tiny", ["training.max_iters=1", "training.sanity_validation=false"])
+    config = load_config("tiny", ONE_STEP)
     dataset = prepare_dataset(config)
     mark("prepared")
     train(config, dataset=dataset, callbacks=[ConsoleReporter(), Clock()])
-    print(json.dumps(marks))
+    return marks
 
 
 def _command_seconds(environment: dict[str, str]) -> float:
     begun = time.perf_counter()
-    harness.child(["-m", "wyrmling", "train", "tiny", "--set", "training.max_iters=1"], environment)
+    harness.child(["-m", "wyrmling", "train", "tiny", *harness.settings(ONE_STEP)], environment)
     return time.perf_counter() - begun
 
 
@@ -109,8 +111,7 @@ def _parts() -> str:
             "training.sample_tokens=1",
             "training.sample_interval_iters=none",
         ]
-        words = [word for setting in settings for word in ("--set", setting)]
-        harness.child(["-m", "wyrmling", "train", "shakespeare", *words], environment)
+        harness.child(["-m", "wyrmling", "train", "shakespeare", *harness.settings(settings)], environment)
         (events,) = Path(folder).glob("runs/*/events.jsonl")
         figures = stage_figures(events)
     steps = sum(figures[f"{name}_ns"] for name in (*COMPUTING, *BETWEEN))
@@ -138,4 +139,4 @@ def stage_figures(events: Path) -> dict[str, int]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--measure", required=True)
-    one_step(parser.parse_args().measure)
+    print(json.dumps(one_step(**json.loads(parser.parse_args().measure))))

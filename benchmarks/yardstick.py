@@ -98,9 +98,10 @@ def _ours(folder: Path, data: list[str], extra: list[str], seed: int) -> Outcome
     name = f"seed-{seed}"
     settings = [*data, *extra, f"training.seed={seed}", f"run_layout.name={name}"]
     settings += [f"runtime.threads={torch.get_num_threads()}", "training.sample_tokens=1"]
-    words = [word for setting in settings for word in ("--set", setting)]
     begun = time.perf_counter()
-    harness.child(["-m", "wyrmling", "train", RECIPE, *words], {"WYRMLING_RUN_ROOT": str(folder)})
+    harness.child(
+        ["-m", "wyrmling", "train", RECIPE, *harness.settings(settings)], {"WYRMLING_RUN_ROOT": str(folder)}
+    )
     process = time.perf_counter() - begun
     figures = stage_figures(folder / name / "events.jsonl")
     apart = figures["validation_ns"] + figures["checkpoint_ns"]
