@@ -16,7 +16,10 @@ from torch import Tensor
 from agreement import POSITIONS, Outcome, assert_equal, build, naive, prefix_state, run
 from wyrmling.model import Model
 from wyrmling.model.fused import executor as module
+from wyrmling.model.fused import planning
 from wyrmling.model.fused.block import Decays
+from wyrmling.model.layer import Observed
+from wyrmling.numerics.dropout import Dropout
 
 TOKENS = torch.randint(0, 13, (2, 23), generator=torch.Generator().manual_seed(4))
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -87,6 +90,35 @@ def test_a_state_that_wants_no_gradient(positions: str, carry: bool, recompute: 
     model.layer_step = model.layer_step.composed
     truth, exact = both()
     assert_same({"hidden": hidden, **found}, {"hidden": truth, **exact})
+
+
+@pytest.mark.parametrize("numbers", [1, 250])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_masks_and_sums_of_small_tiles(
+    positions: str, recompute: bool, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout, observation and narrow layers where a tile is one row and head, or some: as the composed layer."""
+    monkeypatch.setattr(planning, "TILE_NUMBERS", numbers)
+    schedule = {"type": "late_layer", "base_latent_total": 16, "last_layers": 1}
+    model = chunked(positions, neurons=8, latent_fanout_schedule=schedule)
+    model.layer_step.recompute = recompute
+    tokens, state, key = TOKENS.repeat(2, 1)[:3], prefix_state(model, 3, 2), Dropout(0.4, 1, 4, (7, 2, 5))
+    assert model.layer_step.plan(3, 23, torch.float64).rows < 3
+
+    def both() -> tuple[Outcome, list[Observed]]:
+        seen: list[Observed] = []
+        model(tokens, state, dropout=key, observe=seen)
+        return run(model, tokens, state, [], key), seen
+
+    found, seen = both()
+    model.layer_step = model.layer_step.composed
+    truth, expected = both()
+    assert_equal(found, truth)
+    for one, other in zip(seen, expected, strict=True):
+        assert one.tokens == other.tokens
+        for a, b in zip(one[:3], other[:3], strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_one_token_of_one_row_from_a_state() -> None:
