@@ -215,22 +215,16 @@ def _compiled() -> Kernels:
     first_turn, turn, turn_back = one(_one_fire_rotate), one(_one_rotate), one(_one_rotate_backward)
 
     def fire(z: Tensor, threshold: float) -> None:
-        fire_flat(z.flatten(0, 2), threshold)
+        fire_flat(_flat(z), threshold)
 
     def gate(y: Tensor, x: Tensor, mask: Tensor | None, threshold: float, gated: Tensor) -> None:
-        gate_flat(y.flatten(0, 2), x.flatten(0, 2), _flat(mask), threshold, gated.flatten(0, 2))
+        gate_flat(_flat(y), _flat(x), None if mask is None else _flat(mask), threshold, _flat(gated))
 
     def gate_backward(
         g: Tensor, x: Tensor, y: Tensor, mask: Tensor | None, gated: Tensor, g_y: Tensor
     ) -> None:
-        gate_back(
-            g.flatten(0, 2),
-            x.flatten(0, 2),
-            y.flatten(0, 2),
-            _flat(mask),
-            gated.flatten(0, 2),
-            g_y.flatten(0, 2),
-        )
+        flat_mask = None if mask is None else _flat(mask)
+        gate_back(_flat(g), _flat(x), _flat(y), flat_mask, _flat(gated), _flat(g_y))
 
     def fire_rotate(z: Tensor, cos: Tensor, sin: Tensor, threshold: float, q: Tensor) -> None:
         for rows, c, s in _alike(cos, sin):
@@ -247,8 +241,9 @@ def _compiled() -> Kernels:
     return Kernels(fire_rotate, rotate, fire, gate, gate_backward, rotate_backward)
 
 
-def _flat(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask.flatten(0, 2)
+def _flat(tile: Tensor) -> Tensor:
+    """[G R C, N], never a copy: passes write to it."""
+    return tile.view(-1, tile.shape[-1])
 
 
 def _alike(cos: Tensor, sin: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
