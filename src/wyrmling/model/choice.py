@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 from ..config.schema.model import Model as ModelConfig
 from ..memory.choose import choose_form
-from .fused.planning import TILE_NUMBERS, FusedPlan, plan
+from .fused.planning import TILE_NUMBERS, FusedPlan, plan, refusal
 from .geometry import Geometry
-
-BY_NAME = "asked for by model.sequence_kernel.executor"
 
 
 @dataclass(frozen=True)
@@ -50,16 +48,12 @@ def choose_executor(
     """
     asked = config.sequence_kernel.executor
     keys = geometry.neurons * geometry.key_factor
-    refusal = None
-    if asked in ("composed", "reference"):
-        refusal = BY_NAME
-    elif device != "cpu":
-        refusal = f"the fused layer is made for the CPU, not for {device}"
-    elif stored is not None and stored.startswith("composed/"):
-        refusal = "as when the run was created"
-    if refusal is not None:
+    why = refusal(asked, device)
+    if why is None and stored is not None and stored.startswith("composed/"):
+        why = "as when the run was created"
+    if why is not None:
         form = choose_form(length, keys, geometry.width, forced=asked)
-        return ExecutorChoice("composed", form.form, form.tile, f"{refusal}; {form.reason}")
+        return ExecutorChoice("composed", form.form, form.tile, f"{why}; {form.reason}")
     cut = plan(
         rows,
         length,
@@ -83,8 +77,13 @@ def step_bytes(
     element_size: int,
     dropout: bool,
 ) -> int:
-    """Bytes that a training step needs beyond weights, gradients and moments: an estimate from what is kept."""
-    if choice.plan is None:
+    """Bytes that a training step needs beyond weights, gradients and moments: an estimate from what is kept.
+
+    The fused layer keeps the stream, some states, and without recompute x, y, the scores and the reads. Alive at a
+    time are five buffers of a tile, the state and its gradient in both types, the masks of a chunk, and the logits.
+    """
+    cut = choice.plan
+    if cut is None:
         return geometry.activation_bytes(
             rows,
             length,
@@ -93,20 +92,6 @@ def step_bytes(
             element_size=element_size,
             dropout=dropout,
         )
-    return _fused_bytes(choice.plan, geometry, rows, length, recompute, element_size, dropout)
-
-
-def _fused_bytes(
-    cut: FusedPlan,
-    geometry: Geometry,
-    rows: int,
-    length: int,
-    recompute: bool,
-    element_size: int,
-    dropout: bool,
-) -> int:
-    """Kept per layer: the stream, some states, and without recompute x, y, the scores and the reads. Alive at a time:
-    five buffers of a tile, the state and its gradient in both types, the masks of a chunk, and the logits."""
     wide = max(element_size, 4)
     heads, width, factor = geometry.heads, geometry.width, geometry.key_factor
     chunks = -(-length // cut.chunk)

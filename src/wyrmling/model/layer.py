@@ -73,6 +73,21 @@ class LayerStep(Protocol):
     ) -> tuple[Tensor, MemoryState | None, Observed | None]: ...
 
 
+def products_dtype(weight: Tensor) -> torch.dtype:
+    """What products with a weight run in: the weight's own type, or that of autocast."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+def begin(
+    state: MemoryState | None, position: Tensor, reset: Tensor | None
+) -> tuple[MemoryState | None, Tensor]:
+    """State and position as a call starts from them, with the marked rows emptied."""
+    if reset is None:
+        return state, position
+    return None if state is None else reset_rows(state, reset), torch.where(reset.cpu(), 0, position)
+
+
 class Composed:
     """Any memory, every option, in eager PyTorch: tiles of time that hand the memory's state on.
 
@@ -114,10 +129,8 @@ class Composed:
             layer_neurons: neurons per head of each layer; a narrow layer takes the first ones of every head.
             tokens: how many tokens the pass will read; makes no difference here.
         """
-        shared = LayerWeights(encoder, encoder_v, decoder)
-        if torch.is_autocast_enabled(encoder.device.type):
-            dtype = torch.get_autocast_dtype(encoder.device.type)
-            shared = LayerWeights(*(weight.to(dtype) for weight in shared))
+        dtype = products_dtype(encoder)
+        shared = LayerWeights(encoder.to(dtype), encoder_v.to(dtype), decoder.to(dtype))
         narrow = {
             n: LayerWeights(shared.encoder[..., :n], shared.encoder_v[..., :n], shared.decoder[:, :n])
             for n in set(layer_neurons) - {encoder.shape[-1]}
@@ -142,9 +155,7 @@ class Composed:
         observe: bool = False,
         carry: bool = True,
     ) -> tuple[Tensor, MemoryState | None, Observed | None]:
-        if reset is not None:
-            state = None if state is None else reset_rows(state, reset)
-            position = torch.where(reset.cpu(), 0, position)
+        state, position = begin(state, position, reset)
         outputs, observed = [], None
         tiles = hidden.split(self.tile(hidden.shape[1]), dim=1)
         recompute = self.recompute and torch.is_grad_enabled()

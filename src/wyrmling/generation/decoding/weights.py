@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ...memory import LinearAttention
 from ...model.dragon import Model
-from ...model.init import thresholds
 from ...numerics.norms import Norm
 from ...numerics.positions import PhaseTable
 from .products import Blocks
@@ -53,9 +52,6 @@ class Weights:
         g = model.geometry
         wide = model.encoder.dtype
         norm = copy.deepcopy(model.norm).requires_grad_(False).eval()
-        x_threshold, y_threshold = thresholds(
-            model.config.initialization, model.config.relu_threshold, g.width, g.neurons, g.layers
-        )
 
         def rows(weight: Tensor) -> Tensor:
             return weight.detach().to(dtype).mT.contiguous()
@@ -67,8 +63,8 @@ class Weights:
             embedding=norm(model.embedding.weight.detach()).to(wide),
             head=model.head_weight().detach().to(wide, copy=True),
             norm=norm,
-            x_threshold=x_threshold,
-            y_threshold=y_threshold,
+            x_threshold=model.layer_step.x_threshold,
+            y_threshold=model.layer_step.y_threshold,
         )
 
     @property

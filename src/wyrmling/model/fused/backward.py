@@ -74,8 +74,8 @@ def run_backward(
             hand_on, is_zero = chunk > 0 or found.rho is not None, gamma is None
             if gamma is None and hand_on:
                 gamma = call.empty_state(rows.stop - rows.start)
+            g = g_delta[rows, call.tokens(length, chunk)].to(call.shared.compute).contiguous()
             for number, tile in enumerate(call.tiles(hidden, rows, chunk)):
-                g = g_delta[rows, tile.tokens].to(call.shared.compute).contiguous()
                 part = None if gamma is None else gamma[tile.heads].flatten(0, 1)
                 place = (group * chunks + chunk) * groups + number
                 _tile(run, tile, place, before, g, part, gamma_is_zero=is_zero, hand_on=hand_on)

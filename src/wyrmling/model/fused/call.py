@@ -113,28 +113,31 @@ class LayerCall:
         """How many chunks T tokens are."""
         return -(-length // self.plan.chunk)
 
+    def tokens(self, length: int, chunk: int) -> slice:
+        """Those of this chunk of T tokens."""
+        return slice(chunk * self.plan.chunk, min(length, (chunk + 1) * self.plan.chunk))
+
     def tiles(self, hidden: Tensor, rows: slice, chunk: int, *, masks: bool = True) -> Iterator[Tile]:
         """The tiles of these rows in one chunk, by groups of heads. What heads share is made once."""
         heads, step = self.shared.heads, self.plan.heads
-        begin = chunk * self.plan.chunk
-        end = min(hidden.shape[1], begin + self.plan.chunk)
-        values = hidden[rows, begin:end].to(self.shared.compute).contiguous()
+        tokens = self.tokens(hidden.shape[1], chunk)
+        values = hidden[rows, tokens].to(self.shared.compute).contiguous()
         by_head = values.expand(min(step, heads), *values.shape).reshape(-1, *values.shape[1:])
-        start = self.position[rows] + begin
-        phases = None if self.phases is None else self.phases(start, end - begin)
-        mask = self._mask(rows, start, end - begin) if masks else None
+        start, length = self.position[rows] + tokens.start, values.shape[1]
+        phases = None if self.phases is None else self.phases(start, length)
+        mask = self._mask(rows, start, length) if masks else None
         for first in range(0, heads, step):
             part = slice(first, min(heads, first + step))
             count = part.stop - first
             yield Tile(
                 rows,
-                slice(begin, end),
+                tokens,
                 part,
                 chunk,
                 values,
                 by_head[: count * len(values)],
                 phases,
-                self._head_decays(part, len(values), end - begin),
+                self._head_decays(part, len(values), length),
                 None if mask is None else mask[part],
             )
 

@@ -8,17 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...memory.base import MemoryState, reset_rows
+from ...memory.base import MemoryState
 from ...memory.linear.module import LinearAttention
 from ...numerics.dropout import Dropout
 from ...numerics.norms import Norm
-from ..layer import Composed, LayerWeights, Observed
+from ..layer import Composed, LayerWeights, Observed, begin, products_dtype
 from .call import LayerCall, Workspace
 from .encodings import Phase, encoding
 from .function import run_layer
 from .kernels import KernelKind, kernels
 from .phases import Phases
-from .planning import FusedPlan, plan
+from .planning import FusedPlan, plan, refusal
 from .shared import SharedWeights, join_pairs
 
 # Below this many tokens, and without gradients, preparing the weights costs more than it saves.
@@ -81,13 +81,9 @@ class Fused:
 
     def refusal(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why `composed` runs instead, or None."""
-        if self.memory.executor in ("composed", "reference", "naive"):
-            return "asked for by model.sequence_kernel.executor"
-        if device.type != "cpu":
-            return f"the fused layer is made for the CPU, not for {device.type}"
         if dtype not in DTYPES:
             return f"the fused layer has no {str(dtype).removeprefix('torch.')} products"
-        return None
+        return refusal(self.memory.executor, device.type)
 
     def plan(self, rows: int, length: int, dtype: torch.dtype, neurons: int | None = None) -> FusedPlan:
         """How a call of rows x length tokens is cut."""
@@ -104,10 +100,6 @@ class Fused:
             chunk=self.chunk,
             keep_every=self.keep_every,
         )
-
-    def tile(self, length: int) -> int:
-        """Tokens per chunk of a call of `length` tokens (float32)."""
-        return self.plan(1, length, torch.float32).chunk
 
     @property
     def _key_factor(self) -> int:
@@ -127,12 +119,13 @@ class Fused:
             encoder, encoder_v [H, D, N], decoder [H, N, D]: the parameters.
             tokens: how many tokens the pass will read in all; None is many.
         """
-        device = encoder.device
-        compute = encoder.dtype
-        if torch.is_autocast_enabled(device.type):
-            compute = torch.get_autocast_dtype(device.type)
+        compute = products_dtype(encoder)
         short = tokens is not None and tokens < WORTHWHILE_TOKENS and not torch.is_grad_enabled()
-        if self.refusal(device, compute) or (short and self.memory.executor != "fused") or tokens == 1:
+        if (
+            self.refusal(encoder.device, compute)
+            or (short and self.memory.executor != "fused")
+            or tokens == 1
+        ):
             return self.composed.prepare(encoder, encoder_v, decoder, layer_neurons)
         shared = SharedWeights(encoder, encoder_v, decoder, compute, split=self.memory.positions == "rope")
         workspace = Workspace()
@@ -156,9 +149,7 @@ class Fused:
                 weights, hidden, state, position=position, layer=layer, reset=reset, dropout=dropout,
                 observe=observe, carry=carry,
             )  # fmt: skip
-        if reset is not None:
-            state = None if state is None else reset_rows(state, reset)
-            position = torch.where(reset.cpu(), 0, position)
+        state, position = begin(state, position, reset)
         call = self._call(weights, hidden, position, layer, dropout, observe=observe, carry=carry)
         delta, rho = run_layer(call, hidden, None if state is None else state["rho"])
         delta = delta.to(hidden.dtype)

@@ -82,9 +82,9 @@ def _tile(
 ) -> None:
     """Adds to delta [R, C, D], and to the state [G R, K, D] (`fresh`: it is still zero)."""
     m, heads = call.matrices, tile.heads
-    keep = kept is not None and call.keep
+    keeper = kept if call.keep else None  # of neurons
     gated = call.buffer("gated", tile)
-    x, y = (torch.empty_like(gated), torch.empty_like(gated)) if keep else _buffers(call, tile)
+    x, y = (call.buffer(name, tile) if keeper is None else torch.empty_like(gated) for name in ("x", "y"))
     product(tile.values, m.encoder[heads], x)
     q = call.encoding.fire(x, call.x_threshold, tile.phases, call.buffer("q", tile, call.keys))
     flat = q.flatten(0, 1)
@@ -98,15 +98,11 @@ def _tile(
         _observe(call, tile, x, y, gated)
     out = product(gated, m.decoder[heads], call.buffer("stream", tile, call.shared.width))
     delta += out[0] if len(out) == 1 else out.sum(0, dtype=delta.dtype)
-    if keep and kept is not None:
-        kept.x.append(x)
-        kept.y.append(y)
-        kept.scores.append(scores)
-        kept.reads.append(read)
-
-
-def _buffers(call: LayerCall, tile: Tile) -> tuple[Tensor, Tensor]:
-    return call.buffer("x", tile), call.buffer("y", tile)
+    if keeper is not None:
+        keeper.x.append(x)
+        keeper.y.append(y)
+        keeper.scores.append(scores)
+        keeper.reads.append(read)
 
 
 def read_past(call: LayerCall, tile: Tile, q: Tensor, scores: list[Tensor], state: Tensor | None) -> Tensor:

@@ -43,6 +43,16 @@ class FusedPlan:
     reason: str
 
 
+ASKED = "asked for by model.sequence_kernel.executor"
+
+
+def refusal(executor: str, device: str) -> str | None:
+    """Why the composed layer runs where this executor is asked for on this type of device; None where it does not."""
+    if executor in ("composed", "reference", "naive"):
+        return ASKED
+    return None if device == "cpu" else f"the fused layer is made for the CPU, not for {device}"
+
+
 def multiply_adds_per_byte(element_size: int) -> float:
     """What moving a byte costs, in multiply-adds: bfloat16 products are several times faster than the memory."""
     return 8.0 if element_size == 2 else 2.0
@@ -87,7 +97,7 @@ def plan(
     dense, chunked = dense_cost(length, keys, width), cost(chosen)
     counts = f"{dense / 1e6:.2f} M multiply-adds per token and head dense, {chunked / 1e6:.2f} M in chunks of {chosen}"
     if forced in ("dense", "chunked"):
-        form, counts = forced, "asked for by model.sequence_kernel.executor"
+        form, counts = forced, ASKED
     elif length <= chosen:
         form, counts = "dense", f"{length} tokens fit one chunk of {chosen}"
     else:
