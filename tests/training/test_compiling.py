@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from wyrmling.errors import CheckpointError, ConfigError
 from wyrmling.runs import Choice
 from wyrmling.training import compiling
-from wyrmling.training.compiling import Compiler, choose_kernels, find_compiler, working_compiler
+from wyrmling.training.compiling import Compiler, choose_kernels, working_compiler
+from wyrmling.watch.survey import find_compiler
 
 LONG, SHORT = 1e6, 10.0
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Literal
 from ..errors import CheckpointError, ConfigError
 from ..runs import Choice
 from ..watch.quantities import duration
+from ..watch.survey import find_compiler
 
 NAME = "kernels"
 # Seconds: trying the compiler (about 10) and compiling the kernels (5 to 15), once; later runs find them in the cache.
@@ -52,14 +52,6 @@ class Compiler:
 def worth_compiling(seconds: float) -> bool:
     """Whether a run of about this many seconds gains more than compiling costs."""
     return GAIN * seconds > COST
-
-
-def find_compiler() -> str | None:
-    """The C++ compiler that PyTorch would call, or another that is there; CXX alone where that is set."""
-    if named := os.environ.get("CXX"):
-        return shutil.which(named)
-    names = {"win32": ("cl",), "darwin": ("clang++", "g++")}.get(sys.platform, ("g++", "clang++", "c++"))
-    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def working_compiler(patience: float | None = None) -> Compiler:
@@ -107,7 +99,7 @@ def choose_kernels(
     if asked == "off":
         return Choice(NAME, "eager", "asked for by runtime.compile")
     if asked == "on":
-        found = Compiler(None, impossible) if impossible else working_compiler()
+        found = _needed_compiler(impossible)
         if found.path is None:
             raise ConfigError(
                 f"runtime.compile is on, but {found.reason}: install g++ or clang++, name a compiler in the variable "
@@ -127,9 +119,14 @@ def choose_kernels(
     return Choice(NAME, "compiled", f"{found.reason}; the run takes about {duration(length)}")
 
 
+def _needed_compiler(impossible: str | None) -> Compiler:
+    """The compiler that somebody counts on; none where nothing can be compiled anyway."""
+    return Compiler(None, impossible) if impossible else working_compiler()
+
+
 def _stored(stored: str, impossible: str | None) -> Choice:
     if stored == "compiled":
-        found = Compiler(None, impossible) if impossible else working_compiler()
+        found = _needed_compiler(impossible)
         if found.path is None:
             raise CheckpointError(
                 f"the run was trained with compiled kernels, but {found.reason}: put the compiler back, or pass "

@@ -22,8 +22,8 @@ from ..model.choice import ExecutorChoice, choose_executor, step_bytes
 from ..model.geometry import Geometry
 from ..runs import Choice
 from ..watch.memory import machine_memory
-from ..watch.survey import FAST_BFLOAT16
-from .compiling import choose_kernels, find_compiler, use_compiler
+from ..watch.survey import FAST_BFLOAT16, find_compiler
+from .compiling import choose_kernels, use_compiler
 from .rates import operations_per_token, product_rates, run_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -51,6 +51,12 @@ class Machine:
     choices: tuple[Choice, ...]
     kernels: Literal["eager", "compiled"] = "eager"
     executor: ExecutorChoice | None = None
+
+    @property
+    def chosen_executor(self) -> ExecutorChoice:
+        """`executor` of a machine that trains."""
+        assert self.executor is not None
+        return self.executor
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -89,6 +89,14 @@ def usable_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
+def find_compiler() -> str | None:
+    """The C++ compiler that PyTorch would call, or another that is there; CXX alone where that is set."""
+    if named := os.environ.get("CXX"):
+        return shutil.which(named)
+    names = {"win32": ("cl",), "darwin": ("clang++", "g++")}.get(sys.platform, ("g++", "clang++", "c++"))
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
 def _versions() -> Finding:
     names = ("wyrmling", "torch", "numpy", "safetensors", "tokenizers")
     versions = {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
@@ -149,8 +157,7 @@ def _devices() -> Finding:
 
 
 def _compiler() -> Finding:
-    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
-    found = next((path for name in candidates if name and (path := shutil.which(name))), None)
+    found = find_compiler()
     advice = "not needed; a long run would be a few per cent faster with g++ or clang++"
     if found is not None:
         advice = "long runs compile their small kernels with it (runtime.compile)"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from wyrmling.model.fused.kernels import EAGER, Kernels, kernels
+from wyrmling.watch.survey import find_compiler
 
 Shape = tuple[int, int, int, int]
 
@@ -85,7 +84,7 @@ def test_eager_passes_follow_the_formulas(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="no C++ compiler")
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 def test_compiled_passes_are_the_eager_ones_to_rounding() -> None:
     compiled = kernels("compiled")
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 4e-2)):

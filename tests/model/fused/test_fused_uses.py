@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import shutil
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -20,9 +19,9 @@ from wyrmling.model.fused import planning
 from wyrmling.model.fused.block import Decays
 from wyrmling.model.layer import Observed
 from wyrmling.numerics.dropout import Dropout
+from wyrmling.watch.survey import find_compiler
 
 TOKENS = torch.randint(0, 13, (2, 23), generator=torch.Generator().manual_seed(4))
-COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
 def chunked(positions: str, **changes: Any) -> Model:
@@ -266,7 +265,7 @@ def test_one_thread_and_two_give_the_same_bits(dtype: torch.dtype) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("positions", ["rope", "alibi"])
 def test_a_model_with_compiled_kernels(positions: str) -> None:
     """float64, so that no neuron flips: every kind of size that a run meets, rows apart, with and without masks."""
