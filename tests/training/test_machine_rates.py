@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wyrmling import load_config
+from wyrmling import Config, load_config
+from wyrmling.config import with_overrides
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.config.schema.runtime import Runtime
+from wyrmling.data.dataset import prepare_dataset
 from wyrmling.errors import ConfigError
 from wyrmling.model import Geometry
 from wyrmling.model.choice import ExecutorChoice
 from wyrmling.training import machine as module
 from wyrmling.training.machine import choose_machine, machine_for_reading
 from wyrmling.training.rates import operations_per_token, product_rates, run_seconds
+from wyrmling.training.session import build_parts
 
 
 def geometry(**changes: int) -> Geometry:
@@ -95,6 +98,19 @@ def test_stored_choices_are_taken_and_nothing_is_measured(monkeypatch: pytest.Mo
 def test_a_run_of_the_composed_executor_goes_on_with_it() -> None:
     stored = {"executor": "composed/dense, 32 tokens a tile", "threads": "1", "dtype": "float32"}
     assert choose_machine(load_config("tiny"), geometry(), stored, tokens=1).executor.name == "composed"
+
+
+@pytest.mark.parametrize("form", ["dense", "chunked"])
+def test_what_was_composed_goes_on_in_the_form_that_the_file_asks_for(
+    tiny_config: Callable[..., Config], form: str
+) -> None:
+    """The printed form is the one that runs."""
+    kernel = f'model.sequence_kernel={{ memory_system = "linear_attention", executor = "{form}" }}'
+    config = with_overrides(tiny_config(), [kernel])
+    parts = build_parts(config, prepare_dataset(config), {"executor": f"composed/{form}, 1 tokens a tile"})
+    step, printed = parts.model.layer_step, parts.machine.chosen_executor
+    assert (step.always_composed, printed.form) == (True, form)
+    assert step.composed.tile(100_000) == (100_000 if form == "dense" else printed.tile)
 
 
 def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

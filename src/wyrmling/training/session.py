@@ -154,9 +154,8 @@ class Session:
     def step_bytes(self) -> int:
         """An estimate of what a training step needs beyond weights, gradients and moments."""
         training = self.config.training
-        assert self.machine.executor is not None
         return step_bytes(
-            self.machine.executor,
+            self.machine.chosen_executor,
             self.model.geometry,
             rows=training.batch_size,
             length=training.block_size,
@@ -168,7 +167,7 @@ class Session:
     def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:
         """The five lines that say what the run does."""
         training, optimizer = self.config.training, self.config.optimizer
-        assert self.machine.executor is not None
+        executor = self.machine.chosen_executor
         return (
             fingerprint.parallel_runtime(),
             fingerprint.training_path(
@@ -177,7 +176,7 @@ class Session:
                 sequence_kernel=self.config.model.sequence_kernel.memory_system,
                 block_size=training.block_size,
                 dtype=str(self.machine.dtype).removeprefix("torch."),
-                executor=f"{self.machine.executor.name}/{self.machine.executor.form}",
+                executor=f"{executor.name}/{executor.form}",
             ),
             fingerprint.train_schedule(
                 dataset_steps_per_epoch=self.plan.steps_per_epoch,
@@ -238,9 +237,7 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model = Model(config.model, geometry.vocab_size, seed=config.training.seed, recompute=machine.recompute)
     model.layer_step.kernels = machine.kernels
-    assert machine.executor is not None
-    if machine.executor.name == "composed":
-        model.memory.executor = "composed"
+    model.layer_step.always_composed = machine.chosen_executor.name == "composed"
     model.to(machine.device, machine.weight_dtype)
     optimizer, optimizer_choices = build_optimizer(model, config.optimizer)
     choices = (

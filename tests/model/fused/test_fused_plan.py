@@ -85,6 +85,15 @@ def test_what_is_asked_for_runs(executor: str) -> None:
     assert type(model.layer_weights()[0]).__name__ == "LayerWeights"
 
 
+@pytest.mark.parametrize("form", ["dense", "chunked"])
+def test_a_run_that_is_composed_keeps_the_form_that_was_asked_for(form: str) -> None:
+    model = build("rope", executor=form)
+    model.layer_step.always_composed = True
+    assert type(model.layer_weights()[0]).__name__ == "LayerWeights"
+    for length in (16, 100_000):
+        assert (model.layer_step.composed.tile(length) == length) == (form == "dense")
+
+
 def test_short_reads_without_gradients_do_not_prepare_weights() -> None:
     model = build("rope")
     with torch.no_grad():

@@ -45,6 +45,7 @@ class Fused:
 
     Attributes:
         kernels: "eager" or "compiled", see `kernels`.
+        always_composed: a run's choice that every call goes to `composed`, in the form that the memory takes.
         chunk, keep_every: numbers that somebody asks for; None lets `plan` choose.
 
     What it does not do goes to `composed`: other devices, single tokens and short reads without gradients (which would
@@ -66,6 +67,7 @@ class Fused:
         self.memory, self.norm = memory, norm
         self.x_threshold, self.y_threshold = x_threshold, y_threshold
         self.kernels: KernelKind = "eager"
+        self.always_composed = False
         self.chunk: int | None = None
         self.keep_every: int | None = None
         self._phases = Phases()
@@ -81,6 +83,8 @@ class Fused:
 
     def refusal(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Why `composed` runs instead, or None."""
+        if self.always_composed:
+            return "chosen for the run"
         if dtype not in DTYPES:
             return f"the fused layer has no {str(dtype).removeprefix('torch.')} products"
         return refusal(self.memory.executor, device.type)
