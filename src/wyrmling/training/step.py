@@ -72,6 +72,7 @@ def optimizer_step(
         with profile.stage("backward"):
             loss.backward()
         loss_sum += loss.detach()
+        del hidden, loss  # with them goes their graph, before the next micro-batch makes its own
     with profile.stage("optimizer"):
         parameters = list(model.parameters())
         norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **limits)
