@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.model import Model
+from wyrmling.model.fused.kernels import KernelKind
 from wyrmling.numerics.dropout import Dropout
 
 from .plain_bdh import PlainBDH, as_ours
 
 VOCABULARY = 256
-Kernels = Literal["eager", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,10 @@ LEGEND = "small: 4 layers, D=128, H=4, N=1024 per head; default: 6 layers, D=256
 def pair(size: Size, *, dropout: float = 0.0) -> tuple[PlainBDH, Model]:
     """A plain model and ours with the same weights."""
     torch.manual_seed(0)
-    plain = PlainBDH(
-        n_layer=size.n_layer,
-        n_embd=size.n_embd,
-        n_head=size.n_head,
-        multiplier=size.multiplier,
-        vocab_size=VOCABULARY,
-        dropout=dropout,
-    )
-    config = ModelConfig(
-        n_layer=size.n_layer,
-        n_embd=size.n_embd,
-        n_head=size.n_head,
-        mlp_internal_dim_multiplier=size.multiplier,
-        dropout=dropout,
-    )
-    ours = Model(config, VOCABULARY)
+    shape: dict[str, Any] = {"n_layer": size.n_layer, "n_embd": size.n_embd, "n_head": size.n_head}
+    shape["dropout"] = dropout
+    plain = PlainBDH(**shape, multiplier=size.multiplier, vocab_size=VOCABULARY)
+    ours = Model(ModelConfig(**shape, mlp_internal_dim_multiplier=size.multiplier), VOCABULARY)
     ours.load_state_dict(as_ours(plain))
     return plain, ours
 
@@ -104,16 +92,11 @@ def our_step(
     targets: Tensor,
     low: bool,
     *,
-    kernels: Kernels | None = None,
+    kernels: KernelKind = "eager",
     dropout: float = 0.0,
 ) -> None:
-    """Forward and backward of our model.
-
-    Args:
-        kernels: "eager" or "compiled" elementwise functions; None where the executor has but one kind.
-    """
-    if kernels is not None:
-        model.layer_step.kernels = kernels
+    """Forward and backward of our model, with these elementwise kernels."""
+    model.layer_step.kernels = kernels
     key = Dropout(dropout, 1, 1, tuple(range(len(tokens)))) if dropout else None
     model.zero_grad(set_to_none=True)
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
@@ -122,16 +105,12 @@ def our_step(
     loss.backward()
 
 
-def kinds_of_kernels() -> tuple[list[Kernels | None], list[str]]:
-    """The kinds of elementwise kernels that run here, and a line for each kind that does not.
-
-    The last kind is the fastest one. `None` stands for the only kind of an executor that offers no choice.
-    """
-    _, model = pair(Size("probe", 1, 16, 1, 4, 1, 8))
-    if not hasattr(model.layer_step, "kernels"):
-        return [None], ["compiled kernels: this executor has none, left out"]
-    tokens, targets = batch(Size("probe", 1, 16, 1, 4, 1, 8))
-    kinds: list[Kernels | None] = ["eager"]
+def kinds_of_kernels() -> tuple[list[KernelKind], list[str]]:
+    """The kinds of elementwise kernels that run here, the fastest one last, and a line for each that does not."""
+    probe = Size("probe", 1, 16, 1, 4, 1, 8)
+    _, model = pair(probe)
+    tokens, targets = batch(probe)
+    kinds: list[KernelKind] = ["eager"]
     try:
         our_step(model, tokens, targets, True, kernels="compiled")
     except Exception as error:  # whatever a missing or broken compiler raises

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import torch
 
 from wyrmling.model import Model
+from wyrmling.model.fused.kernels import KernelKind
 
 from . import harness, operations
 from .harness import Timing
 from .record import Report
-from .sizes import LEGEND, Kernels, Size, batch, kinds_of_kernels, our_step, pair, plain_step
+from .sizes import LEGEND, Size, batch, kinds_of_kernels, our_step, pair, plain_step
 
 PRECISIONS = {"float32": False, "bf16": True}
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -50,11 +51,6 @@ def training(sizes: list[Size], rounds: int, *, dropout: bool = True) -> Report:
     return report
 
 
-def our_name(precision: str, kernels: Kernels | None) -> str:
-    """How a variant of ours is called in tables and records."""
-    return f"ours {precision}" if kernels is None else f"ours {precision}, {kernels} kernels"
-
-
 def _plain(size: Size, dropout: float) -> dict[str, Callable[[], object]]:
     plain, _ = pair(size, dropout=dropout)
     tokens, targets = batch(size)
@@ -66,21 +62,21 @@ def _plain(size: Size, dropout: float) -> dict[str, Callable[[], object]]:
 
 
 def _ours(
-    model: Model, size: Size, kinds: list[Kernels | None], dropout: float
+    model: Model, size: Size, kinds: list[KernelKind], dropout: float
 ) -> dict[str, Callable[[], object]]:
     tokens, targets = batch(size)
 
-    def step(low: bool, kernels: Kernels | None) -> Callable[[], object]:
+    def step(low: bool, kernels: KernelKind) -> Callable[[], object]:
         return lambda: our_step(model, tokens, targets, low, kernels=kernels, dropout=dropout)
 
     return {
-        our_name(precision, kernels): step(low, kernels)
+        f"ours {precision}, {kernels} kernels": step(low, kernels)
         for precision, low in PRECISIONS.items()
         for kernels in kinds
     }
 
 
-def _without_dropout(size: Size, kinds: list[Kernels | None], rounds: int) -> dict[str, Timing]:
+def _without_dropout(size: Size, kinds: list[KernelKind], rounds: int) -> dict[str, Timing]:
     _, ours = pair(size)
     contestants = _plain(size, 0.0) | _ours(ours, size, kinds, 0.0)
     for dtype in DTYPES.values():
@@ -88,7 +84,7 @@ def _without_dropout(size: Size, kinds: list[Kernels | None], rounds: int) -> di
     return harness.interleaved(contestants, rounds)
 
 
-def _with_dropout(size: Size, kernels: Kernels | None, rounds: int) -> dict[str, Timing]:
+def _with_dropout(size: Size, kernels: KernelKind, rounds: int) -> dict[str, Timing]:
     _, ours = pair(size, dropout=RATE)
     return harness.interleaved(_plain(size, RATE) | _ours(ours, size, [kernels], RATE), rounds)
 
