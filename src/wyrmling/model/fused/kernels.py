@@ -13,9 +13,10 @@ members of all pairs, then the second ones, so that a rotation works on two cont
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -179,78 +180,50 @@ def _one_rotate_backward(
     g2.copy_(torch.where(x2 > 0, to_second, 0.0))
 
 
-def _halves(x: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-    """The two halves of some rows of [G, R, C, N] as [M, C, N / 2] that know nothing of each other.
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The two halves of the last axis as tensors that know nothing of each other.
 
     A compiled function that writes to views of one storage writes each of them in a pass of its own; these halves
     never overlap, and going through the exchange protocol hides that they are neighbours.
     """
-    first, second = x.detach()[:, rows].flatten(0, 1).chunk(2, -1)
+    first, second = x.detach().chunk(2, -1)
     return torch.from_dlpack(first), torch.from_dlpack(second)
 
 
 # A compiled function is made again for tensors of another type, for sizes of one, and for a mask or none: more often
-# than PyTorch allows, which would end a run in the middle.
+# than PyTorch allows by itself, which would end a run in the middle.
 _REMADE = 64
 
 
 @functools.cache
 def _compiled() -> Kernels:
-    """One loop per pass. Sizes are symbols, so that another batch or a last, shorter chunk compiles nothing.
+    """One loop per pass. Sizes are symbols, so that another batch or a last, shorter chunk compiles nothing."""
 
-    Tiles are handed over with few axes: every axis of size one is another case to compile. But with two at least: over
-    one, loops in bfloat16 were measured to take three times as long.
-    """
+    settings: dict[str, Any] = {"dynamic": True, "fullgraph": True}
+    own_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+    if own_limit:
+        settings["recompile_limit"] = _REMADE
 
     def one(function: Callable[..., None]) -> Callable[..., None]:
-        compiled = torch.compile(function, dynamic=True, fullgraph=True)
+        compiled = torch.compile(function, **settings)
 
-        def run(*arguments: object) -> None:
+        def run(*arguments: object) -> None:  # older PyTorch: a setting of the thread, at every call
             with torch._dynamo.config.patch(cache_size_limit=_REMADE):
                 compiled(*arguments)
 
-        return run
+        return compiled if own_limit else run
 
-    fire_flat, gate_flat, gate_back = one(_one_fire), one(_one_gate), one(_one_gate_backward)
     first_turn, turn, turn_back = one(_one_fire_rotate), one(_one_rotate), one(_one_rotate_backward)
 
-    def fire(z: Tensor, threshold: float) -> None:
-        fire_flat(_flat(z), threshold)
-
-    def gate(y: Tensor, x: Tensor, mask: Tensor | None, threshold: float, gated: Tensor) -> None:
-        gate_flat(_flat(y), _flat(x), None if mask is None else _flat(mask), threshold, _flat(gated))
-
-    def gate_backward(
-        g: Tensor, x: Tensor, y: Tensor, mask: Tensor | None, gated: Tensor, g_y: Tensor
-    ) -> None:
-        flat_mask = None if mask is None else _flat(mask)
-        gate_back(_flat(g), _flat(x), _flat(y), flat_mask, _flat(gated), _flat(g_y))
-
     def fire_rotate(z: Tensor, cos: Tensor, sin: Tensor, threshold: float, q: Tensor) -> None:
-        for rows, c, s in _alike(cos, sin):
-            first_turn(*_halves(z, rows), c, s, threshold, *_halves(q, rows))
+        first_turn(*_halves(z), cos, sin, threshold, *_halves(q))
 
     def rotate(x: Tensor, cos: Tensor, sin: Tensor, q: Tensor) -> None:
-        for rows, c, s in _alike(cos, sin):
-            turn(*_halves(x, rows), c, s, *_halves(q, rows))
+        turn(*_halves(x), cos, sin, *_halves(q))
 
     def rotate_backward(g_q: Tensor, g: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> None:
-        for rows, c, s in _alike(cos, sin):
-            turn_back(*_halves(g_q, rows), *_halves(g, rows), *_halves(x, rows), c, s)
+        turn_back(*_halves(g_q), *_halves(g), *_halves(x), cos, sin)
 
-    return Kernels(fire_rotate, rotate, fire, gate, gate_backward, rotate_backward)
-
-
-def _flat(tile: Tensor) -> Tensor:
-    """[G R C, N], never a copy: passes write to it."""
-    return tile.view(-1, tile.shape[-1])
-
-
-def _alike(cos: Tensor, sin: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Rows that share their phases, with these [1, C, N / 2]: all of them, or one after another."""
-    if len(cos) == 1:
-        yield slice(None), cos, sin
-        return
-    for row in range(len(cos)):
-        part = slice(row, row + 1)
-        yield part, cos[part], sin[part]
+    return Kernels(
+        fire_rotate, rotate, one(_one_fire), one(_one_gate), one(_one_gate_backward), rotate_backward
+    )
