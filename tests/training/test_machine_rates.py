@@ -175,3 +175,9 @@ def test_compile_understands_words_and_truth(given_value: object, meant: str) ->
 def test_compile_refuses_other_words() -> None:
     with pytest.raises(ConfigError, match=r"runtime\.compile"):
         load_config("tiny", ["runtime.compile=maybe"])
+
+
+@pytest.mark.parametrize("value", ["lots", "5 parsecs", "-5", "12.5"])
+def test_a_budget_that_is_no_number_of_bytes_is_told_what_would_be_one(value: str) -> None:
+    with pytest.raises(ConfigError, match=r'"recompute" or a number of bytes such as "500 MB", got'):
+        load_config("tiny", [f"runtime.activation_memory={value}"])

@@ -26,6 +26,8 @@ _KINDS_OF_VALUE = {
     "dict_type": "a table",
     "path_type": "text",
     "is_instance_of": "text",
+    "byte_size": 'a number of bytes such as "500 MB"',
+    "byte_size_unit": 'a number of bytes such as "500 MB"',
 }
 _WRONG_TYPE = {*_KINDS_OF_VALUE, "literal_error"}
 
