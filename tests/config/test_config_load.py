@@ -246,7 +246,8 @@ def test_a_key_of_another_type_says_where_it_belongs(write: Write, refusal: Refu
         ("model.sequence_kernel = 4", "model.sequence_kernel must be a table, got 4"),
         (
             'model.sequence_kernel = "linear_atention"',
-            'model.sequence_kernel.memory_system must be "linear_attention", got "linear_atention" '
+            'model.sequence_kernel.memory_system must be "linear_attention", "mamba2", "mamba3" or "rwkv8", '
+            'got "linear_atention" '
             '(did you mean "linear_attention"?)',
         ),
     ],

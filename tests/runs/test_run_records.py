@@ -66,7 +66,11 @@ def test_the_record_says_what_the_run_is() -> None:
     assert found["model_spec"]["latent_per_head"] == 16
     assert found["model_spec"]["parameter_count"] == 1234
     assert found["model_spec"]["state_bytes"] == 99
-    assert found["kernel_spec"] == {"sequence_kernel": "linear_attention", "executor": "composed/chunked"}
+    assert found["kernel_spec"] == {
+        "sequence_kernel": "linear_attention",
+        "executor": "composed/chunked",
+        "sequence_kernel_override": None,
+    }
     assert found["data"]["fingerprint"] == "abc"
     assert found["choices"] == [choice.to_json() for choice in CHOICES]
     assert found["overrides"]["n_layer"] == 2

@@ -40,7 +40,6 @@ REFUSED_KEYS = {
     "training.init_transfer": NOT_YET,
     "training.fresh_top_heads": NOT_YET,
     "training.module_lr_scales": NOT_YET,
-    "training.sequence_kernel_override": f"{NOT_YET}: use model.sequence_kernel",
     "training.gdpo": NOT_BUILT,
     "optimizer.muon": NOT_YET,
     "optimizer.weight_decay_final": NOT_YET,
@@ -57,7 +56,11 @@ REFUSED_KEYS = {
     "run_layout.variant": NOT_BUILT,
     "run_layout.mirror_config_path": NOT_BUILT,
     "dataset.auto_discover_train_files": f"{NOT_BUILT}: list dataset.train_files",
-    "model.mamba": NOT_YET,
+    "model.mamba.is_mimo": f"{NOT_BUILT}: mamba3 has one input and one output per head (SISO)",
+    "model.mamba.mimo_rank": f"{NOT_BUILT}: mamba3 has one input and one output per head (SISO)",
+    "model.mamba.dt_rank": f"{NOT_BUILT}: it belongs to Mamba-1",
+    "model.mamba.dt_scale": f"{NOT_BUILT}: it belongs to Mamba-1",
+    "model.mamba.use_fast_path": f"{NOT_BUILT}: use model.sequence_kernel.executor",
     "model.quant": NOT_YET,
     "model.rho": NOT_YET,
     "model.mhc": NOT_YET,
@@ -75,6 +78,9 @@ REFUSED_KEYS = {
     "model.fused_kernels": f"{NOT_BUILT}: use model.sequence_kernel.executor",
 }
 
+NEUTRAL_VALUES = {"model.mamba.mimo_rank": 1, "model.mamba.use_fast_path": True}
+"""Values of refused keys that change nothing, where it is not off."""
+
 Answers = dict[Any, str]
 """What is said about values (texts, or true) of a key."""
 
@@ -91,21 +97,8 @@ _PRESET_REFUSALS: Answers = {
     name: f'{NOT_BUILT} as a preset: use type = "hugging_face" with repo_id = "{repository}"'
     for name, repository in _PRESETS.items()
 } | dict.fromkeys(("universality_manifest", "universality_nca"), f'{NOT_BUILT}: use type = "pretokenized"')
-_MEMORY_REFUSALS: Answers = {
-    name: reason
-    for reason, names in {
-        NOT_BUILT: ("mamba1", "mamba1_selective_scan"),
-        NOT_YET: (
-            "mamba2",
-            "mamba2_state_space_duality",
-            "mamba3",
-            "mamba3_state_space_duality",
-            "rwkv8",
-            "rwkv8_state_space",
-        ),
-    }.items()
-    for name in names
-}
+_MEMORY_REFUSALS: Answers = dict.fromkeys(("mamba1", "mamba1_selective_scan"), NOT_BUILT)
+_EXECUTOR_REFUSALS: Answers = {"dense_score_short_context": 'has a new name: use "dense"'}
 
 REFUSED_VALUES: dict[str, Answers] = {
     "dataset.type": _PRESET_REFUSALS,
@@ -120,7 +113,10 @@ REFUSED_VALUES: dict[str, Answers] = {
     ),
     "model.sequence_kernel": _MEMORY_REFUSALS,
     "model.sequence_kernel.memory_system": _MEMORY_REFUSALS,
-    "model.sequence_kernel.executor": {"dense_score_short_context": 'has a new name: use "dense"'},
+    "training.sequence_kernel_override": _MEMORY_REFUSALS,
+    "training.sequence_kernel_override.memory_system": _MEMORY_REFUSALS,
+    "model.sequence_kernel.executor": _EXECUTOR_REFUSALS,
+    "training.sequence_kernel_override.executor": _EXECUTOR_REFUSALS,
     "model.residual_connector": dict.fromkeys(
         ("mhc", "attention_residual", "block_attention_residual"), NOT_YET
     ),
@@ -155,7 +151,10 @@ def drop_neutral(tree: Node) -> Node:
     for key in REFUSED_KEYS:
         path = tuple(key.split("."))
         node = tree.find(path)
-        if node is not None and changes_nothing(node.plain()):
+        if node is None:
+            continue
+        value = node.plain()
+        if changes_nothing(value) or value == NEUTRAL_VALUES.get(key):
             tree = tree.without(path)
     return tree
 

@@ -19,7 +19,7 @@ from .schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource,
 from .schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 
 if TYPE_CHECKING:
-    from .schema import Config, Model, Training
+    from .schema import Config, Mamba, Model, Training
 
 RESERVED_RUN_NAMES = ("latest",)
 _PLACEHOLDER = re.compile(r"\{[^{}]+\}")
@@ -56,7 +56,8 @@ def check(config: Config) -> None:
         *_dataset(config),
         *sizes,
         *_positions(config.model),
-        *(() if sizes else _pairs(config.model)),
+        *(() if sizes else _pairs(config.effective_model)),
+        *_memory(config),
         *_vocabulary(config),
         *_rest(config),
     ]
@@ -285,7 +286,7 @@ def _positions(model: Model) -> Iterator[Problem]:
 def _pairs(model: Model) -> Iterator[Problem]:
     """Rotation turns neurons in pairs, in every layer."""
     odd = [total for total in layer_totals(model) if (total // model.n_head) % 2]
-    if model.rotary_embedding == "rope" and odd:
+    if model.rotary_embedding == "rope" and odd and model.sequence_kernel.memory_system == "linear_attention":
         yield Problem(
             'model.rotary_embedding = "rope" requires an even number of neurons per head '
             f"({odd[0]} neurons / {model.n_head} heads = {odd[0] / model.n_head:g})",
@@ -296,6 +297,55 @@ def _pairs(model: Model) -> Iterator[Problem]:
                 "model.n_head",
             ),
         )
+
+
+def _memory(config: Config) -> Iterator[Problem]:
+    """What the memory in force can do, and the sizes of the Mamba memories."""
+    model = config.effective_model
+    kernel, mamba = model.sequence_kernel, model.mamba
+    if kernel.memory_system == "linear_attention":
+        return
+    key = "model.sequence_kernel"
+    if config.training.sequence_kernel_override is not None:
+        key = "training.sequence_kernel_override"
+    if kernel.executor in ("fused", "dense"):
+        yield Problem(
+            f'{key}.executor = "{kernel.executor}" requires {key}.memory_system = "linear_attention" '
+            f'(it is "{kernel.memory_system}"); leave the executor out',
+            (f"{key}.executor", f"{key}.memory_system", key),
+        )
+    if kernel.memory_system in ("mamba2", "mamba3"):
+        yield from _mamba(kernel.memory_system, mamba, model.n_embd)
+
+
+def _mamba(memory: str, mamba: Mamba, width: int) -> Iterator[Problem]:
+    inner, table = mamba.inner_width(width), "model.mamba"
+    sizes = (f"{table}.headdim", f"{table}.expand", "model.n_embd")
+    if inner % mamba.head_width(width):
+        yield Problem(
+            f"{table}.expand * model.n_embd must be divisible by {table}.headdim ({inner} and {mamba.headdim})",
+            sizes,
+        )
+    elif mamba.head_count(width) % mamba.ngroups:
+        yield Problem(
+            f"the memory heads ({table}.expand * model.n_embd / {table}.headdim) must be divisible by "
+            f"{table}.ngroups ({mamba.head_count(width)} and {mamba.ngroups})",
+            (f"{table}.ngroups", *sizes),
+        )
+    if mamba.dt_min > mamba.dt_max:
+        yield _at_most(f"{table}.dt_min", f"{table}.dt_max", mamba.dt_min, mamba.dt_max)
+    if memory == "mamba2" and mamba.a_init_min > mamba.a_init_max:
+        yield _at_most(f"{table}.a_init_min", f"{table}.a_init_max", mamba.a_init_min, mamba.a_init_max)
+    if memory == "mamba3" and mamba.rope_angles < 1:
+        yield Problem(
+            f"{table}.d_state * {table}.rope_fraction must be at least 2, one pair to rotate "
+            f"({mamba.d_state} * {mamba.rope_fraction:g})",
+            (f"{table}.d_state", f"{table}.rope_fraction"),
+        )
+
+
+def _at_most(key: str, limit: str, value: float, bound: float) -> Problem:
+    return Problem(f"{key} must be <= {limit} ({value:g} > {bound:g})", (key, limit))
 
 
 def _vocabulary(config: Config) -> Iterator[Problem]:

@@ -9,9 +9,14 @@ tensors whose first axis is the batch row; how many tokens a row has seen (its p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from ..numerics.roles import Role
+from .choose import FormChoice
 
 MemoryState = dict[str, Tensor]
 
@@ -36,12 +41,21 @@ class Memory(nn.Module, ABC):
 
     #: Heads of the read: H, or 1 where the read is shared by all heads.
     read_heads: int
+    #: How the recurrence is computed; see `model.sequence_kernel.executor`.
+    executor: str
+    #: What each parameter is for, by its name; a memory declares its parameters' roles when it creates them.
+    parameter_roles: ClassVar[Mapping[str, Role]] = {}
 
     @abstractmethod
     def initial_state(
         self, rows: int, *, neurons: int | None = None, device: torch.device | None = None
     ) -> MemoryState:
         """The empty state of one layer for `rows` rows. `neurons`: width of a narrow layer (default: the widest)."""
+
+    @abstractmethod
+    def choice(self, length: int) -> FormChoice:
+        """The form that a call with `length` tokens takes, how many tokens a layer should hand over at a time, and
+        why."""
 
     @abstractmethod
     def forward(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Form = Literal["dense", "chunked"]
+Form = Literal["dense", "chunked", "sequential"]
 BLOCK_ROWS = 128
 DEFAULT_CHUNK = 128
 
@@ -54,3 +54,24 @@ def choose_form(
     if dense <= chunked:
         return FormChoice("dense", length, counts)
     return FormChoice("chunked", chunk, counts)
+
+
+# Neurons that a tile of the composed layer holds: a few such tensors stay in a third-level cache.
+TILE_NEURONS = 1 << 21
+SMALLEST_TILE = 128
+
+
+def choose_recurrent_form(length: int, neurons: int, executor: str) -> FormChoice:
+    """The form of a memory with a state of constant size, and how many tokens the composed layer takes at a time.
+
+    Args:
+        neurons: of all rows and heads, per token.
+        executor: "reference" is the loop over tokens.
+    """
+    tile = max(SMALLEST_TILE, TILE_NEURONS // max(1, neurons) // SMALLEST_TILE * SMALLEST_TILE)
+    tile = min(length, tile)
+    if executor == "reference":
+        return FormChoice("sequential", tile, "asked for by model.sequence_kernel.executor")
+    return FormChoice(
+        "chunked", tile, f"{neurons:,} neurons a token: tiles of {tile} tokens, which hand the state on"
+    )

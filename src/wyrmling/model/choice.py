@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..config.schema.model import Model as ModelConfig
-from ..memory.choose import choose_form
+from ..config.schema.model import SequenceKernel
+from ..memory.choose import choose_form, choose_recurrent_form
 from .fused.planning import TILE_NUMBERS, FusedPlan, plan, refusal
 from .geometry import Geometry
+
+# Up to this many tokens all scores at once are the better form on CUDA.
+PROMOTED_LENGTH = 2048
 
 
 @dataclass(frozen=True)
 class ExecutorChoice:
     """An executor ("fused" or "composed"), its form, the tokens it takes at a time, and why.
 
-    `plan` is that of the fused executor.
+    Attributes:
+        plan: that of the fused executor.
+        promoted: a form that takes the place of the configured executor, and is recorded as an override.
     """
 
     name: str
@@ -22,6 +28,7 @@ class ExecutorChoice:
     tile: int
     reason: str
     plan: FusedPlan | None = None
+    promoted: str | None = None
 
     @property
     def value(self) -> str:
@@ -37,6 +44,7 @@ def choose_executor(
     length: int,
     device: str,
     element_size: int,
+    overridden: bool = False,
     stored: str | None = None,
 ) -> ExecutorChoice:
     """What computes the layers of a call with `rows` x `length` tokens.
@@ -44,13 +52,20 @@ def choose_executor(
     Args:
         device: type of the device.
         element_size: bytes per number of the products.
+        overridden: whether the kernel is an explicit override, which is never promoted.
         stored: the recorded value of a run that goes on; its executor is taken again.
     """
     asked = config.sequence_kernel.executor
+    if config.sequence_kernel.memory_system != "linear_attention":
+        form = choose_recurrent_form(length, rows * geometry.heads * geometry.neurons, asked)
+        return ExecutorChoice("composed", form.form, form.tile, form.reason)
     keys = geometry.neurons * geometry.key_factor
     why = refusal(asked, device)
     if why is None and stored is not None and stored.startswith("composed/"):
         why = "as when the run was created"
+    if promotes(config.sequence_kernel, device, length, overridden=overridden):
+        promoted = f"{why}; up to {PROMOTED_LENGTH} tokens of linear attention take all scores at once there"
+        return ExecutorChoice("composed", "dense", length, promoted, promoted="dense")
     if why is not None:
         form = choose_form(length, keys, geometry.width, forced=asked)
         return ExecutorChoice("composed", form.form, form.tile, f"{why}; {form.reason}")
@@ -65,6 +80,17 @@ def choose_executor(
         forced=asked,
     )
     return ExecutorChoice("fused", cut.form, cut.chunk, cut.reason, cut)
+
+
+def promotes(kernel: SequenceKernel, device: str, length: int, *, overridden: bool) -> bool:
+    """Whether short calls of linear attention, as it comes, take the dense form on this type of device."""
+    return (
+        not overridden
+        and device == "cuda"
+        and kernel.memory_system == "linear_attention"
+        and kernel.executor in ("auto", "reference")
+        and length <= PROMOTED_LENGTH
+    )
 
 
 def step_bytes(

@@ -25,7 +25,8 @@ from . import init
 from .fused import Fused, FusedWeights
 from .geometry import Geometry
 from .heads.standard import cross_entropy_sum, token_losses
-from .layer import LayerWeights, Observed
+from .layer import Composed, LayerWeights, Observed
+from .memories import build_memory
 from .state import State
 
 
@@ -70,17 +71,10 @@ class Model(nn.Module):
         self.norm = Norm(
             g.width, norm.kind, eps=norm.eps, affine=norm.affine, alpha=norm.alpha_init, shift=norm.shift_init
         )
-        self.memory = LinearAttention(
-            g.heads,
-            g.neurons,
-            g.width,
-            positions=config.rotary_embedding,
-            theta=config.rope_theta,
-            slopes=None if config.alibi_slopes is None else list(config.alibi_slopes),
-            executor=config.sequence_kernel.executor,
-        )
+        self.memory = build_memory(config, neurons=g.neurons, seed=seed)
         x_threshold, y_threshold = init.thresholds(start, config.relu_threshold, g.width, g.neurons, g.layers)
-        self.layer_step = Fused(
+        executor = Fused if isinstance(self.memory, LinearAttention) else Composed
+        self.layer_step: Fused | Composed = executor(
             self.memory, self.norm, x_threshold=x_threshold, y_threshold=y_threshold, recompute=recompute
         )
 
@@ -88,6 +82,7 @@ class Model(nn.Module):
         """After `copy.deepcopy` or unpickling: new parameters know nothing of their roles."""
         super().__setstate__(state)
         named: dict[str, Role] = {"embedding.weight": "embedding", "lm_head": "head"}
+        named |= {f"memory.{name}": role for name, role in self.memory.parameter_roles.items()}
         named |= {"norm.gain": "gain", "norm.alpha": "gain", "norm.bias": "bias", "norm.shift": "bias"}
         for name, parameter in self.named_parameters():
             declare(parameter, named.get(name, "matrix"))

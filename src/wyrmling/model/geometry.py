@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from ..config.fanout import layer_totals
 from ..config.schema.model import Model as ModelConfig
+from ..config.state_layout import state_numbers
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """L, D, H, the widest N, each layer's N, and V."""
+    """L, D, H, the widest N, each layer's N, V, and how many numbers a row's state holds over all layers."""
 
     layers: int
     width: int
@@ -18,26 +19,29 @@ class Geometry:
     neurons: int
     layer_neurons: tuple[int, ...]
     vocab_size: int
+    state_numbers: int
     key_factor: int = 1
 
     @staticmethod
     def of(config: ModelConfig, vocab_size: int) -> Geometry:
         """From a validated configuration (its rules guarantee that everything divides)."""
         heads = config.n_head
+        layer_neurons = tuple(total // heads for total in layer_totals(config))
+        linear = config.sequence_kernel.memory_system == "linear_attention"
         return Geometry(
             layers=config.n_layer,
             width=config.n_embd,
             heads=heads,
             neurons=config.neurons_per_head,
-            layer_neurons=tuple(total // heads for total in layer_totals(config)),
+            layer_neurons=layer_neurons,
             vocab_size=vocab_size,
-            key_factor=2 if config.rotary_embedding == "pope" else 1,
+            state_numbers=sum(state_numbers(config, neurons) for neurons in layer_neurons),
+            key_factor=2 if linear and config.rotary_embedding == "pope" else 1,
         )
 
     def state_bytes(self, rows: int = 1, element_size: int = 4) -> int:
-        """Bytes of the state of `rows` rows under linear attention: sum of H K D per layer, plus the position."""
-        keys = sum(self.layer_neurons) * self.key_factor
-        return rows * (self.heads * keys * self.width * element_size + 8)
+        """Bytes of the state of `rows` rows: the tensors of every layer, plus the position."""
+        return rows * (self.state_numbers * element_size + 8)
 
     def activation_bytes(
         self,

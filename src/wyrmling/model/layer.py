@@ -95,8 +95,10 @@ class Composed:
         memory: reads the past.
         norm: the one normalisation of the model.
         x_threshold, y_threshold: what a neuron must exceed to fire.
-        tile: tokens per tile for a call of T tokens, as a function; a whole call is one tile where scores are dense.
         recompute: keep only the stream and the states between tiles; compute neurons again in the backward pass.
+
+    Attributes:
+        tile_tokens: tokens per tile that somebody asks for; None leaves it to the memory.
 
     Storage is heads first ([H, B, T, N]): every product is a batch of plain matrix products without copied operands.
     """
@@ -113,6 +115,7 @@ class Composed:
         self.memory, self.norm = memory, norm
         self.x_threshold, self.y_threshold = x_threshold, y_threshold
         self.recompute = recompute
+        self.tile_tokens: int | None = None
 
     def prepare(
         self,
@@ -138,9 +141,8 @@ class Composed:
         return [narrow.get(n, shared) for n in layer_neurons]
 
     def tile(self, length: int) -> int:
-        """Tokens per tile for a call of `length` tokens: the memory's own choice of form decides."""
-        choice = getattr(self.memory, "choice", None)
-        return length if choice is None else choice(length).tile
+        """Tokens per tile for a call of `length` tokens: what was asked for, or the memory's own choice of form."""
+        return min(length, self.tile_tokens) if self.tile_tokens else self.memory.choice(length).tile
 
     def __call__(
         self,

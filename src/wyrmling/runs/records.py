@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..config import Config, layer_totals, resolve_gradient_accumulation
+from ..config.state_layout import state_axes
 from ..errors import CheckpointError
 from ..files import write_json_atomically
 
@@ -86,20 +87,19 @@ def build_run_record(
 
 def state_layout(config: Config) -> dict[str, Any]:
     """Names and axes of the recurrent state, layer by layer; a size of null is the caller's (rows of a batch)."""
-    model = config.model
+    model = config.effective_model
     layers = []
     for index, total in enumerate(layer_totals(model)):
         per_head = total // model.n_head
-        axes = {"batch": None, "heads": model.n_head, "latent_per_head": per_head, "dense_dim": model.n_embd}
-        layers.append(
+        tensors = [
             {
-                "layer_index": index,
-                "latent_total": total,
-                "latent_per_head": per_head,
-                "tensors": [
-                    {"name": "rho", "axes": [{"name": axis, "size": size} for axis, size in axes.items()]}
-                ],
+                "name": name,
+                "axes": [{"name": axis, "size": size} for axis, size in {"batch": None, **axes}.items()],
             }
+            for name, axes in state_axes(model, per_head).items()
+        ]
+        layers.append(
+            {"layer_index": index, "latent_total": total, "latent_per_head": per_head, "tensors": tensors}
         )
     return {"state_family": "bdh_model_state", "position_tracked": True, "layers": layers}
 
@@ -144,7 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _model_spec(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
-    model, initialization = config.model, config.model.initialization
+    model, initialization = config.effective_model, config.model.initialization
     others = {key: value for key, value in facts.items() if key != "parameters"}
     return {
         "arch": "dragon_bdh",
@@ -166,8 +166,12 @@ def _model_spec(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _kernel_spec(config: Config, executor: str | None) -> dict[str, Any]:
-    kernel = config.model.sequence_kernel
-    return {"sequence_kernel": kernel.memory_system, "executor": executor or kernel.executor}
+    kernel, override = config.effective_model.sequence_kernel, config.training.sequence_kernel_override
+    return {
+        "sequence_kernel": kernel.memory_system,
+        "executor": executor or kernel.executor,
+        "sequence_kernel_override": None if override is None else override.model_dump(mode="json"),
+    }
 
 
 def _metrics_sink(config: Config) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def import_published(
     table["run_layout"]["name"] = name
     config = Config.from_dict(table, origin=str(path))
     tokenizer = build_tokenizer(config.dataset.tokenizer, lambda: iter(()))
-    model = Model(config.model, vocabulary, seed=config.training.seed)
+    model = Model(config.effective_model, vocabulary, seed=config.training.seed)
     load_model_tensors(model, published.tensors, cast=True)
 
     def fill(run: RunDirectory) -> None:

@@ -61,7 +61,7 @@ def load_run(
     config = directory.training_config()
     tokenizer = own_tokenizer(directory)
     found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
-    model = Model(config.model, tokenizer.vocab_size, seed=config.training.seed)
+    model = Model(config.effective_model, tokenizer.vocab_size, seed=config.training.seed)
     recorded = {choice["name"]: choice["value"] for choice in directory.record().get("choices", [])}
     machine = machine_for_reading(config, recorded)
     apply_process_settings(machine, deterministic=config.runtime.deterministic)

@@ -96,12 +96,13 @@ def choose_machine(
     dtype = _dtype(config.runtime.dtype, torch.device(device.value), old.get("dtype"), measured)
     training = config.training
     executor = choose_executor(
-        config.model,
+        config.effective_model,
         geometry,
         rows=training.batch_size,
         length=training.block_size,
         device=device.value,
         element_size=DTYPES[dtype.value].itemsize,
+        overridden=training.sequence_kernel_override is not None,
         stored=old.get("executor"),
     )
     memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"))

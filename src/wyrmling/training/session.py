@@ -16,11 +16,13 @@ from ..data.dataset import Dataset, Split
 from ..data.order import EpochWindows, Order, RandomWindows
 from ..errors import ConfigError
 from ..model import Geometry, Model
-from ..model.choice import step_bytes
+from ..model.choice import ExecutorChoice, step_bytes
+from ..model.fused import Fused
 from ..optim import Schedule, build_optimizer, build_schedule
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from ..watch import fingerprint
+from .geometry import geometry_line
 from .evaluation import Evaluation, validate
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 
@@ -165,15 +167,17 @@ class Session:
         )
 
     def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:
-        """The five lines that say what the run does."""
+        """The lines that say what the run does: five, and one for the geometry of a memory other than linear."""
         training, optimizer = self.config.training, self.config.optimizer
         executor = self.machine.chosen_executor
+        geometry = geometry_line(self.config, self.machine.device.type, self.model.memory)
         return (
             fingerprint.parallel_runtime(),
             fingerprint.training_path(
                 backend=self.machine.device.type,
                 launch_mode=training.launch_mode,
-                sequence_kernel=self.config.model.sequence_kernel.memory_system,
+                sequence_kernel=self.config.effective_model.sequence_kernel.memory_system,
+                sequence_kernel_override=_override(self.config, executor),
                 block_size=training.block_size,
                 dtype=str(self.machine.dtype).removeprefix("torch."),
                 executor=f"{executor.name}/{executor.form}",
@@ -193,6 +197,7 @@ class Session:
                 learning_rate=optimizer.learning_rate,
                 weight_decay=optimizer.weight_decay,
             ),
+            *(() if geometry is None else (geometry,)),
         )
 
 
@@ -231,13 +236,11 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
         ConfigError: settings that the data or this machine cannot fulfil.
     """
     plan = Plan.of(config, dataset)
-    geometry = Geometry.of(config.model, _vocabulary(config, dataset))
+    geometry = Geometry.of(config.effective_model, _vocabulary(config, dataset))
     tokens = plan.total_steps * plan.global_rows * config.training.block_size
     machine = choose_machine(config, geometry, stored, tokens=tokens)
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
-    model = Model(config.model, geometry.vocab_size, seed=config.training.seed, recompute=machine.recompute)
-    model.layer_step.kernels = machine.kernels
-    model.layer_step.always_composed = machine.chosen_executor.name == "composed"
+    model = _model(config, geometry, machine)
     model.to(machine.device, machine.weight_dtype)
     optimizer, optimizer_choices = build_optimizer(model, config.optimizer)
     choices = (
@@ -248,6 +251,31 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
         _batching(config, plan),
     )
     return Parts(config, dataset, plan, machine, model, optimizer, choices)
+
+
+def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
+    """The model with its first weights, computed as was chosen."""
+    model = Model(
+        config.effective_model, geometry.vocab_size, seed=config.training.seed, recompute=machine.recompute
+    )
+    chosen = machine.chosen_executor
+    if isinstance(model.layer_step, Fused):
+        model.layer_step.kernels = machine.kernels
+        model.layer_step.always_composed = chosen.name == "composed"
+    else:
+        model.layer_step.tile_tokens = chosen.tile
+    if chosen.promoted is not None:
+        model.memory.executor = chosen.promoted
+    return model
+
+
+def _override(config: Config, chosen: ExecutorChoice) -> str | None:
+    """The kernel that took the place of the configured one, as it is printed: "memory" or "memory/executor"."""
+    kernel = config.training.sequence_kernel_override
+    if kernel is None:
+        memory = config.model.sequence_kernel.memory_system
+        return None if chosen.promoted is None else f"{memory}/{chosen.promoted}"
+    return kernel.memory_system + ("" if kernel.executor == "auto" else f"/{kernel.executor}")
 
 
 def _vocabulary(config: Config, dataset: Dataset) -> int:

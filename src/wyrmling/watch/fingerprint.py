@@ -1,4 +1,4 @@
-"""Five lines that say what a run does, for logs that are searched and compared.
+"""Lines that say what a run does, for logs that are searched and compared.
 
 Each function returns (name, text); the line in a log is `name: text`. Keys and their order are fixed. A
 value holds no space: lists and tables are compact JSON, a thing that is off says `disabled`, a thing that
@@ -8,6 +8,7 @@ is not given `none`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 Line = tuple[str, str]
@@ -123,6 +124,18 @@ def training_batching(
         tbptt_persist_across_steps=tbptt_persist_across_steps,
         min_logical_block_size=_or_disabled(min_logical_block_size),
     )
+
+
+def geometry(
+    *, device: str, memory: str, micro_batch: int, kernel_block: int, sizes: Mapping[str, object]
+) -> Line:
+    """The sizes at which a memory runs on a micro-batch of `micro_batch` rows of `kernel_block` tokens."""
+    common = {
+        "micro_batch": micro_batch,
+        "kernel_block": kernel_block,
+        "tokens/micro_batch": micro_batch * kernel_block,
+    }
+    return f"{device} {memory} geometry", _pairs(**common, **sizes)
 
 
 def optimizer(

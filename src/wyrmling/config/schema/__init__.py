@@ -11,6 +11,7 @@ from .base import Kinds, Table, Variant
 from .dataset import DATASETS, DatasetConfig, DatasetOptions, PackageTextDataset
 from .generation import ContextStrategy, Generation
 from .initialization import Initialization
+from .mamba import Mamba
 from .model import FanoutSchedule, Model, Normalization, SequenceKernel
 from .optimizer import LearningRateSchedule, Optimizer
 from .parallel import Parallel
@@ -49,6 +50,12 @@ class Config(Table):
 
         check(self)
         return self
+
+    @property
+    def effective_model(self) -> Model:
+        """`model`, with the memory that `training.sequence_kernel_override` puts in its place."""
+        kernel = self.training.sequence_kernel_override
+        return self.model if kernel is None else self.model.model_copy(update={"sequence_kernel": kernel})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], origin: str = "given") -> Config:
@@ -101,6 +108,7 @@ __all__ = [
     "Generation",
     "Initialization",
     "LearningRateSchedule",
+    "Mamba",
     "Model",
     "Normalization",
     "Optimizer",

@@ -8,8 +8,21 @@ from pydantic import BeforeValidator, Field
 
 from .base import Kinds, PositiveFloat, PositiveInt, Table, Variant
 from .initialization import Initialization
+from .mamba import Mamba
 
-MemorySystem = Literal["linear_attention"]
+MemoryName = Literal["linear_attention", "mamba2", "mamba3", "rwkv8"]
+LONG_NAMES = {
+    "mamba2_state_space_duality": "mamba2",
+    "mamba3_state_space_duality": "mamba3",
+    "rwkv8_state_space": "rwkv8",
+}
+
+
+def _short_name(value: Any) -> Any:
+    return LONG_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+MemorySystem = Annotated[MemoryName, BeforeValidator(_short_name, json_schema_input_type=MemoryName)]
 
 
 class SequenceKernel(Table):
@@ -18,13 +31,20 @@ class SequenceKernel(Table):
     memory_system: MemorySystem = Field(default="linear_attention", description="What remembers the past.")
     executor: Literal["auto", "fused", "composed", "reference", "dense", "chunked"] = Field(
         default="auto",
-        description='Which of the equivalent computations is used. "auto": on the CPU "fused", the fast one, else '
-        '"composed" ("reference" is another name for it), each in the cheaper form; "dense", "chunked": in this form.',
+        description='Which of the equivalent computations is used. "auto": the fast one. Linear attention: on the CPU '
+        '"fused", else "composed" ("reference" is another name for it), each in the cheaper form; "dense", "chunked": '
+        'in this form. The other memories: "composed" in chunks; "reference": the recurrence, token by token.',
     )
 
 
 def _kernel_by_name(value: Any) -> Any:
     return {"memory_system": value} if isinstance(value, str) else value
+
+
+Kernel = Annotated[
+    SequenceKernel, BeforeValidator(_kernel_by_name, json_schema_input_type=MemoryName | SequenceKernel)
+]
+"""A memory by its name, or a table with its executor."""
 
 
 class Normalization(Table):
@@ -94,12 +114,11 @@ class Model(Table):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.1, description="Share of the gated neurons that is silenced in training."
     )
-    sequence_kernel: Annotated[
-        SequenceKernel, BeforeValidator(_kernel_by_name, json_schema_input_type=MemorySystem | SequenceKernel)
-    ] = Field(
+    sequence_kernel: Kernel = Field(
         default_factory=SequenceKernel,
         description="The memory over time: its name, or a table with its executor.",
     )
+    mamba: Mamba = Field(default_factory=Mamba, description="The sizes of the Mamba memories.")
     rotary_embedding: Literal["rope", "alibi", "pope"] = Field(
         default="rope",
         description="Positions of linear attention: rotated pairs, a decay per head, or rotated magnitudes.",

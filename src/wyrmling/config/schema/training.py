@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Table
+from .model import Kernel
 
 LaunchMode = Literal[
     "fresh", "resume_exact_run", "resume_latest_checkpoint_if_present", "init_from_checkpoint"
@@ -67,6 +68,9 @@ class Training(Table):
     validation_batches: PositiveInt = Field(default=20, description="Batches in a validation.")
     sanity_validation: bool = Field(
         default=True, description="Validate on two batches before the first step, to find mistakes early."
+    )
+    sequence_kernel_override: Kernel | None = Field(
+        default=None, description="The memory or the executor of this run, instead of model.sequence_kernel."
     )
     launch_mode: LaunchMode = Field(default="fresh", description="Where the run starts from.")
     resume_run_dir: FilePath | None = Field(

@@ -1,0 +1,78 @@
+"""The line that says what sizes a memory runs at: sizes that follow from others, in one place."""
+
+from __future__ import annotations
+
+import os
+
+from ..config import Config, layer_totals
+from ..config.schema import Model
+from ..errors import ConfigError
+from ..memory import Memory
+from ..watch.fingerprint import Line, geometry
+
+RWKV8_CHUNK = "WYRMLING_RWKV8_CHUNK"
+RWKV8_SCRATCH = "WYRMLING_RWKV8_SCRATCH_BYTES"
+
+
+def geometry_line(config: Config, device: str, memory: Memory) -> Line | None:
+    """The sizes of the memory in force for one micro-batch; None for linear attention, which has none of its own."""
+    model, training = config.effective_model, config.training
+    system = model.sequence_kernel.memory_system
+    if system == "linear_attention":
+        return None
+    sizes = _mamba(model) if system.startswith("mamba") else _rwkv8(config, memory)
+    return geometry(
+        device=device,
+        memory=system,
+        micro_batch=training.batch_size,
+        kernel_block=training.block_size,
+        sizes=sizes,
+    )
+
+
+def limit_scratch(memory: Memory) -> None:
+    """Tell an RWKV-8 memory what the environment says about its chunks.
+
+    Raises:
+        ConfigError: a variable that is no positive whole number.
+    """
+    if type(memory).__name__ == "Rwkv8":  # TEMP
+        memory.chunk_override = _from_environment(RWKV8_CHUNK)
+        memory.scratch_bytes = _from_environment(RWKV8_SCRATCH) or memory.scratch_bytes
+
+
+def _from_environment(name: str) -> int | None:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name} must be a positive whole number, got {text!r}: set one, or unset it")
+    return int(text)
+
+
+def _mamba(model: Model) -> dict[str, object]:
+    mamba, width = model.mamba, model.n_embd
+    sizes: dict[str, object] = {
+        "d_inner": mamba.inner_width(width),
+        "headdim": mamba.head_width(width),
+        "nheads": mamba.head_count(width),
+        "ngroups": mamba.ngroups,
+        "d_state": mamba.d_state,
+    }
+    if model.sequence_kernel.memory_system == "mamba2":
+        return sizes | {"d_conv": mamba.d_conv, "chunk_size": mamba.chunk_size}
+    return sizes | {"rope_angles": mamba.rope_angles, "chunk_size": mamba.chunk_size}
+
+
+def _rwkv8(config: Config, memory: Memory) -> dict[str, object]:
+    model, training = config.effective_model, config.training
+    total = layer_totals(model)[0]
+    neurons = total // model.n_head
+    return {
+        "latent_total": total,
+        "latent/head": neurons,
+        "nheads": model.n_head,
+        "value_heads": 1,
+        "embd": model.n_embd,
+        "runtime_chunk": memory.runtime_chunk(training.batch_size, training.block_size, neurons),
+    }
