@@ -35,6 +35,18 @@ class Told(Broadcaster):
             log.on_message(message)
 
 
+def refuse_other_memory(run: RunDirectory, config: Config) -> None:
+    """Raises CheckpointError when the weights of a run were trained with another memory than the configuration's."""
+    theirs, ours = (
+        one.effective_model.sequence_kernel.memory_system for one in (run.training_config(), config)
+    )
+    if theirs != ours:
+        raise CheckpointError(
+            f'{run.name} was trained with the memory "{theirs}", and this configuration asks for "{ours}": '
+            f'set model.sequence_kernel = "{theirs}", or start a new run without those weights'
+        )
+
+
 def stored_choices(
     run: RunDirectory,
     config: Config,
@@ -45,7 +57,7 @@ def stored_choices(
     """The recorded choices of a run that goes on, after checking that data and software are the recorded ones.
 
     Raises:
-        CheckpointError: other text or another tokenizer (always); another torch (unless inexact is allowed).
+        CheckpointError: another text, tokenizer or memory (always); another torch (unless inexact is allowed).
     """
     record = run.record()
     if not record["data"]["fingerprint"]:
@@ -53,6 +65,7 @@ def stored_choices(
             f"{run.name} was imported, not trained: it has nothing to go on with; start a new run from its weights "
             "with training.launch_mode = init_from_checkpoint"
         )
+    refuse_other_memory(run, config)
     different = differences(own_tokenizer(run), dataset.tokenizer)
     if different is not None:
         raise CheckpointError(f"{run.name} was trained with another tokenizer: {different}")

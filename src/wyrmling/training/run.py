@@ -25,7 +25,7 @@ from ..watch.jsonl import EventLog
 from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, Progress, TrainingLoop
-from .resuming import Told, mend_pointers, rewrite_choices, stored_choices
+from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
 from .session import Parts, Session, build_parts
 from .stopping import stop_on_signals
 from .versions import versions
@@ -123,7 +123,9 @@ def _parts(
     for note in dataset.notes:
         told.on_message(Message("info", "text", note))
     if launch.initial is not None:
-        _refuse_other_vocabulary(launch.initial, dataset.tokenizer)
+        lender = find_run(launch.initial.path)
+        refuse_other_memory(lender, config)
+        _refuse_other_vocabulary(lender, dataset.tokenizer)
     stored = None
     if launch.run is not None:
         stored = stored_choices(launch.run, config, dataset, allow_inexact, told.on_message)
@@ -237,9 +239,8 @@ def _fill(session: Session, launch: Launch) -> None:
         write_pointer(session.run.checkpoints, "latest", 0)
 
 
-def _refuse_other_vocabulary(initial: Checkpoint, tokenizer: Tokenizer) -> None:
+def _refuse_other_vocabulary(lender: RunDirectory, tokenizer: Tokenizer) -> None:
     """Raises CheckpointError when borrowed weights were trained with another tokenizer than the new run's."""
-    lender = find_run(initial.path)
     different = differences(own_tokenizer(lender), tokenizer)
     if different is not None:
         raise CheckpointError(

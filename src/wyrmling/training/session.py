@@ -22,8 +22,8 @@ from ..optim import Schedule, build_optimizer, build_schedule
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from ..watch import fingerprint
-from .geometry import geometry_line
 from .evaluation import Evaluation, validate
+from .geometry import geometry_line, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 
 
@@ -264,6 +264,7 @@ def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
         model.layer_step.always_composed = chosen.name == "composed"
     else:
         model.layer_step.tile_tokens = chosen.tile
+    limit_scratch(model.memory)
     if chosen.promoted is not None:
         model.memory.executor = chosen.promoted
     return model
