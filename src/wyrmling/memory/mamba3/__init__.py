@@ -1,0 +1,1 @@
+"""Mamba-3 (one input, one output per head): naive (the truth), chunked, and the module around them."""
