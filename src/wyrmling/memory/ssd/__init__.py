@@ -1,0 +1,1 @@
+"""State space duality: the recurrence that the Mamba memories share. Naive (the truth) and chunked."""
