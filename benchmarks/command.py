@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from . import record
 from .conditions import conditions, sentence
 from .decoding import LENGTHS, decoding, drifting
+from .memories import memories
 from .memory import FLAT_LENGTHS, flatness, memory
 from .record import Report
 from .sizes import LONG, SHORT, default, small
@@ -68,6 +69,7 @@ SECTIONS = {
     ),
     "long memory": Section(lambda options: memory(LONG), usual=False),
     "yardstick": Section(lambda options: yardstick(options.text, options.seeds, options.set), usual=False),
+    "memories": Section(lambda options: memories(options.text, options.seeds, options.set), usual=False),
 }
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.model import Model
+from wyrmling.model.fused import Fused
 from wyrmling.model.fused.kernels import KernelKind
 from wyrmling.numerics.dropout import Dropout
 
@@ -96,6 +97,7 @@ def our_step(
     dropout: float = 0.0,
 ) -> None:
     """Forward and backward of our model, with these elementwise kernels."""
+    assert isinstance(model.layer_step, Fused)
     model.layer_step.kernels = kernels
     key = Dropout(dropout, 1, 1, tuple(range(len(tokens)))) if dropout else None
     model.zero_grad(set_to_none=True)

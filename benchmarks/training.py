@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from wyrmling.model import Model
+from wyrmling.model.fused import Fused
 from wyrmling.model.fused.kernels import KernelKind
 
 from . import harness, operations
@@ -131,6 +132,7 @@ def _table(rows: list[list[str]]) -> str:
 
 def _shares(size: Size, times: dict[str, Timing]) -> list[list[str]]:
     _, model = pair(size)
+    assert isinstance(model.layer_step, Fused)
     rows = []
     for name, timing in times.items():
         if not name.startswith("ours"):

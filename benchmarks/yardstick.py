@@ -47,6 +47,14 @@ class Outcome:
     losses: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Trained:
+    """One of our runs, and where it lies."""
+
+    outcome: Outcome
+    path: Path
+
+
 def yardstick(text: str | None, seeds: int, extra: list[str]) -> Report:
     """Train all of them and compare.
 
@@ -54,25 +62,28 @@ def yardstick(text: str | None, seeds: int, extra: list[str]) -> Report:
         text: the file of tiny Shakespeare; None lets the recipe fetch it.
         extra: more `--set` texts for our recipe.
     """
-    data = (
-        []
-        if text is None
-        else ["dataset.type=local_text", f'dataset.path="{Path(text).resolve().as_posix()}"']
-    )
+    data = text_settings(text)
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(1, seeds + 1):
             for outcome in (
-                _gpt(data, seed, low=False),
-                _gpt(data, seed, low=True),
-                _ours(Path(folder), data, extra, seed),
+                small_gpt(data, seed, low=False),
+                small_gpt(data, seed, low=True),
+                trained(RECIPE, Path(folder), [*data, *extra], seed).outcome,
             ):
                 outcomes.append(outcome)
-                print(" | ".join(_row(outcome)), flush=True)
+                print(" | ".join(row(outcome)), flush=True)
     return _report(outcomes)
 
 
-def _gpt(data: list[str], seed: int, *, low: bool) -> Outcome:
+def text_settings(text: str | None) -> list[str]:
+    """`--set` texts for a file of tiny Shakespeare; None lets the recipe fetch it."""
+    if text is None:
+        return []
+    return ["dataset.type=local_text", f'dataset.path="{Path(text).resolve().as_posix()}"']
+
+
+def small_gpt(data: list[str], seed: int, *, low: bool) -> Outcome:
     threads = torch.get_num_threads()
     arguments = {
         "recipe": RECIPE,
@@ -94,21 +105,22 @@ def _gpt(data: list[str], seed: int, *, low: bool) -> Outcome:
     )
 
 
-def _ours(folder: Path, data: list[str], extra: list[str], seed: int) -> Outcome:
-    name = f"seed-{seed}"
-    settings = [*data, *extra, f"training.seed={seed}", f"run_layout.name={name}"]
+def trained(recipe: str, folder: Path, extra: list[str], seed: int) -> Trained:
+    """Train one of our recipes in a process of its own, and score it."""
+    name = f"{recipe}-{seed}"
+    settings = [*extra, f"training.seed={seed}", f"run_layout.name={name}"]
     settings += [f"runtime.threads={torch.get_num_threads()}", "training.sample_tokens=1"]
     begun = time.perf_counter()
     harness.child(
-        ["-m", "wyrmling", "train", RECIPE, *harness.settings(settings)], {"WYRMLING_RUN_ROOT": str(folder)}
+        ["-m", "wyrmling", "train", recipe, *harness.settings(settings)], {"WYRMLING_RUN_ROOT": str(folder)}
     )
     process = time.perf_counter() - begun
     figures = stage_figures(folder / name / "events.jsonl")
     apart = figures["validation_ns"] + figures["checkpoint_ns"]
     loaded = load_run(name, root=folder)
     training = loaded.config.training
-    return Outcome(
-        who=f"`{RECIPE}`",
+    outcome = Outcome(
+        who=f"`{recipe}`",
         seed=seed,
         parameters=loaded.model.parameter_count(),
         tokens=loaded.step * training.batch_size * training.block_size * training.gradient_accumulation_steps,
@@ -116,6 +128,7 @@ def _ours(folder: Path, data: list[str], extra: list[str], seed: int) -> Outcome
         process=process,
         losses=_scored(loaded, training.block_size),
     )
+    return Trained(outcome, folder / name)
 
 
 def _scored(loaded: Any, length: int) -> dict[str, float]:
@@ -131,7 +144,7 @@ def _scored(loaded: Any, length: int) -> dict[str, float]:
     }
 
 
-def _row(outcome: Outcome) -> list[str]:
+def row(outcome: Outcome) -> list[str]:
     process = "" if outcome.process is None else f"{outcome.process:.1f}"
     losses = "; ".join(f"{loss:.3f} ({how})" for how, loss in outcome.losses.items())
     numbers = [f"{outcome.parameters / 1e6:.2f} M", f"{outcome.tokens / 1e6:.2f} M"]
@@ -162,6 +175,6 @@ def _report(outcomes: list[Outcome]) -> Report:
     ratios |= {f"loss, {who} / ours": loss / ours[1] for who, (_, loss) in others.items()}
     text = (
         "The last tenth of tiny Shakespeare, every character once, weights of the last step; means over the seeds: "
-        f"{'; '.join(lines)}.\n\n{harness.table(header, [_row(outcome) for outcome in outcomes])}"
+        f"{'; '.join(lines)}.\n\n{harness.table(header, [row(outcome) for outcome in outcomes])}"
     )
     return Report(text, ratios)

@@ -22,10 +22,10 @@ from ..numerics.dropout import Dropout
 from ..numerics.norms import Norm
 from ..numerics.roles import Role, declare
 from . import init
-from .fused import Fused, FusedWeights
+from .fused import Fused
 from .geometry import Geometry
 from .heads.standard import cross_entropy_sum, token_losses
-from .layer import Composed, LayerWeights, Observed
+from .layer import Composed, Observed
 from .memories import build_memory
 from .state import State
 
@@ -73,9 +73,15 @@ class Model(nn.Module):
         )
         self.memory = build_memory(config, neurons=g.neurons, seed=seed)
         x_threshold, y_threshold = init.thresholds(start, config.relu_threshold, g.width, g.neurons, g.layers)
-        executor = Fused if isinstance(self.memory, LinearAttention) else Composed
-        self.layer_step: Fused | Composed = executor(
-            self.memory, self.norm, x_threshold=x_threshold, y_threshold=y_threshold, recompute=recompute
+        settings: dict[str, Any] = {
+            "x_threshold": x_threshold,
+            "y_threshold": y_threshold,
+            "recompute": recompute,
+        }
+        self.layer_step: Fused | Composed = (
+            Fused(self.memory, self.norm, **settings)
+            if isinstance(self.memory, LinearAttention)
+            else Composed(self.memory, self.norm, **settings)
         )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -104,8 +110,8 @@ class Model(nn.Module):
         )
         return State(layers, torch.zeros(rows, dtype=torch.int64))
 
-    def layer_weights(self, tokens: int | None = None) -> Sequence[LayerWeights | FusedWeights]:
-        """The weights as the executor wants them for every layer of one pass over `tokens` tokens (None: many)."""
+    def layer_weights(self, tokens: int | None = None) -> Sequence[Any]:
+        """The weights as the executor wants them (its own kind) for every layer of one pass over `tokens` tokens (None: many)."""
         g = self.geometry
         decoder = self.decoder.view(g.heads, g.neurons, g.width)
         return self.layer_step.prepare(self.encoder, self.encoder_v, decoder, g.layer_neurons, tokens)

@@ -60,7 +60,8 @@ class Decoder:
     """
 
     def __init__(self, model: Model, *, weights: str = "float32", state: str = "float32") -> None:
-        if not can_decode(model):
+        memory = model.memory
+        if not can_decode(model) or not isinstance(memory, LinearAttention):
             raise ValueError("decoding needs a model with linear memory on the CPU, in float32 or float64")
         if weights not in DTYPES or state not in DTYPES:
             raise ValueError(f"weights and state are {' or '.join(DTYPES)}, got {weights!r} and {state!r}")
@@ -69,9 +70,9 @@ class Decoder:
             self._weights = Weights.of(model, wide if weights == "float32" else DTYPES[weights])
         self._state_dtype = wide if state == "float32" else DTYPES[state]
         self._geometry = model.geometry
-        self._positions = model.memory.positions
-        self._decay = model.memory.decay(torch.float64, torch.device("cpu"))
-        self._phases = Phases(model.memory, wide)
+        self._positions = memory.positions
+        self._decay = memory.decay(torch.float64, torch.device("cpu"))
+        self._phases = Phases(memory, wide)
         self._layers: list[LayerMemory] = []
         self._position = torch.zeros(0, dtype=torch.int64)
         self._places: dict[int, Tensor | None] = {}
