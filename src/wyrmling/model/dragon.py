@@ -111,7 +111,7 @@ class Model(nn.Module):
         return State(layers, torch.zeros(rows, dtype=torch.int64))
 
     def layer_weights(self, tokens: int | None = None) -> Sequence[Any]:
-        """The weights as the executor wants them (its own kind) for every layer of one pass over `tokens` tokens (None: many)."""
+        """The weights of every layer, of the executor's own kind, for a pass over `tokens` tokens (None: many)."""
         g = self.geometry
         decoder = self.decoder.view(g.heads, g.neurons, g.width)
         return self.layer_step.prepare(self.encoder, self.encoder_v, decoder, g.layer_neurons, tokens)

@@ -1,0 +1,1 @@
+"""Mamba-2: a short convolution, the state space recurrence, a gated norm, and the module around them."""

@@ -1,0 +1,88 @@
+"""Mamba-3 by chunks: one pass of the recurrence that the Mamba memories share, over tokens shifted by one.
+
+With g_t = dt_t l_t, the weight of a token in its own write, and n_t = dt_t (1 - l_t), the weight it gives to the token
+before it, the state as token t finds it, what t itself adds to its predecessor included, obeys
+
+    h_0 = S_0 + n_1 v_0 k_0^T                                (S_0, v_0, k_0: the state of the call before)
+    h_t = exp(a_t) h_{t-1} + (g_t + n_{t+1}) v_t k_t^T
+
+which is the shared recurrence of tokens 0 .. T-1 with scaled keys, and
+
+    y_t = exp(a_t) h_{t-1} q_t + (D + g_t q_t . k_t) v_t
+    S_T = exp(a_T) h_{T-1} + g_T v_T k_T^T
+
+So the queries are shifted against the keys: token t reads h_{t-1}, and adds itself with its own weight g_t alone. The
+form usually given reads h_t and subtracts n_{t+1} (q_t . k_t) v_t again. It is the same number, but not in floating
+point: a long step at t + 1 would leave its rounding error in the read of t. Here no later token can touch a read, and
+the term that a chunk's border could count twice does not exist.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..base import MemoryState
+from ..ssd.chunked import ssd
+from .angles import accumulate, rotate_pairs, rotors, wrap
+from .naive import Tokens
+
+CHUNK = 64
+
+
+def _shifted(first: Tensor | None, later: Tensor) -> Tensor:
+    """Tokens 0 .. T-1 of `later` = tokens 1 .. T: `first` [B, H, X], or zeros, before all but the last [B, H, T, X]."""
+    if first is None:
+        return F.pad(later[:, :, :-1], (0, 0, 1, 0))
+    return torch.cat([first[:, :, None], later[:, :, :-1]], dim=2)
+
+
+def mamba3(
+    tokens: Tokens, skip: Tensor, state: MemoryState | None, *, chunk: int = CHUNK, carry: bool = True
+) -> tuple[Tensor, MemoryState | None]:
+    """As `naive.mamba3`; state None is the empty one, and without `carry` the final state is None."""
+    log_decay, step, blend, spin, values, keys, queries = tokens
+    start = state or {}
+    own, ahead = step * blend, step * (1 - blend)
+    decay = torch.exp(log_decay)
+    angle = accumulate(start.get("angle"), step, spin)
+    rotor = rotors(angle)
+    # the rotation cancels in the product of a token's own key and query
+    itself = skip[:, None] + own * (queries * keys).sum(-1)
+    keys, queries = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
+
+    weight = ahead + F.pad(own[..., :-1], (1, 0))
+    reads, found = ssd(
+        F.pad(log_decay[..., :-1], (1, 0)),
+        _shifted(start.get("value"), values),
+        weight[..., None] * _shifted(start.get("key"), keys),
+        decay[..., None] * queries,
+        start.get("ssm"),
+        chunk=chunk,
+        carry=carry,
+    )
+    reads = torch.addcmul(reads, itself[..., None], values)
+    if not carry or found is None:
+        return reads, None
+    key, value = keys[:, :, -1], values[:, :, -1]
+    memory = decay[..., -1, None, None] * found
+    memory = memory + (own[..., -1, None] * value)[..., None] * key[..., None, :]
+    return reads, {"ssm": memory, "angle": angle[:, :, -1], "key": key, "value": value}
+
+
+def single_token(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+    """The recurrence for one token: a write of rank two and a read. Shapes as above with T = 1."""
+    log_decay, step, blend, spin, values, keys, queries = (
+        x.squeeze(1 if x is tokens.spin else 2) for x in tokens
+    )
+    decay = torch.exp(log_decay)[..., None]
+    angle = wrap(state["angle"] + torch.pi * step[..., None] * spin[:, None])
+    rotor = rotors(angle)
+    key, query = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
+    own, ahead = (step * blend)[..., None], (step * (1 - blend))[..., None]
+    written = torch.stack([decay * ahead * state["key"], own * key], dim=2)  # [B, H, 2, N]
+    ends = torch.stack([state["value"], values], dim=3)  # [B, H, P, 2]
+    memory = decay[..., None] * state["ssm"] + ends @ written
+    read = (memory @ query[..., None])[..., 0] + skip[:, None] * values
+    return read[:, :, None], {"ssm": memory, "angle": angle, "key": key, "value": values}
