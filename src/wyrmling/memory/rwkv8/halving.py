@@ -77,15 +77,85 @@ class Powers:
         return self._rising[:, :, None, exponent]
 
 
-def decayed_sums(x: Tensor, first: Tensor, powers: Tensor | Powers) -> Tensor:
-    """y_0 = first, y_t = lam y_{t-1} + x_{t-1}, for x [H, B, P, N] and first [H, B, N]: the sums before each token."""
-    assert isinstance(powers, Powers)
+def decayed_sums(x: Tensor, first: Tensor, powers: Powers) -> Tensor:
+    """y_0 = first, y_t = lam y_{t-1} + x_{t-1}: [H, B, P, N] from x [H, B, P, N] and first [H, B, N]."""
     y = torch.zeros_like(x)
     y[:, :, 0] = first
-    lam = powers.at(1)[0][:, :, None, None]
+    lam = powers.at(1)[0].unsqueeze(-2)[..., None, :]
     for span in spans(x.shape[2]):
-        # what the earlier half leaves to the later one: its own last sum, decayed, and its last token
+        # what the earlier half leaves to the later one: its last sum, decayed, and its last token
         last = slice(span - 1, span)
         left = torch.addcmul(earlier(x, span)[..., last, :], earlier(y, span)[..., last, :], lam)
-        later(y, span).addcmul_(left, powers.after(span)[0][:, :, None])
+        later(y, span).addcmul_(left, powers.after(span)[0].unsqueeze(2))
     return y
+
+
+def decayed_sums_from_the_end(y: Tensor, powers: Powers) -> Tensor:
+    """y_t += lam y_{t+1}, from the last token to the first, in place: the gradient of `decayed_sums`. [H, B, P, N]."""
+    for span in spans(y.shape[2]):
+        earlier(y, span).addcmul_(later(y, span)[..., :1, :], powers.until(span)[0].unsqueeze(2))
+    return y
+
+
+def _square(scores: Tensor, span: int) -> Tensor:
+    """Where the pairs of a level lie in scores [..., P, P]: a view [..., P / 2c, c, c], later by earlier tokens."""
+    blocks = scores.unflatten(-1, (-1, 2, span)).unflatten(-4, (-1, 2, span))  # [..., nb, 2, c, nb, 2, c]
+    return blocks.select(-2, 0).select(-4, 1).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+def _scaled(
+    queries: Tensor, keys: Tensor, span: int, powers: Powers, low: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The operands of a level's product, batches of [c, N]."""
+    q, k = later(queries, span), earlier(keys, span)
+    if span > 1:
+        q, k = q * powers.after(span)[0].unsqueeze(2), k * powers.before(span)[0].unsqueeze(2)
+    if span >= LOW_FROM:
+        q, k = q.to(low), k.to(low)
+    return q.flatten(0, -3), k.flatten(0, -3)
+
+
+def pair_scores(queries: Tensor, keys: Tensor, powers: Powers, low: torch.dtype) -> Tensor:
+    """sum_n lam^(t-1-s) queries_t keys_s for s < t, and 0 elsewhere.
+
+    queries, keys [H, B, P, N]; products of large halves run in `low`. Returns [H, B, P, P] in `low`.
+    """
+    size = queries.shape[2]
+    scores = queries.new_zeros(*queries.shape[:2], size, size, dtype=low)
+    for span in spans(size):
+        q, k = _scaled(queries, keys, span, powers, low)
+        square = _square(scores, span)
+        square.copy_(torch.bmm(q, k.mT).view(square.shape))
+    return scores
+
+
+def add_pair_gradients(
+    g_scores: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    powers: Powers,
+    low: torch.dtype,
+    to_queries: Tensor,
+    to_keys: Tensor,
+) -> None:
+    """The gradients of `pair_scores`, added in place.
+
+    Args:
+        g_scores: [H, B, P, P] in `low`; only s < t is read.
+        to_queries, to_keys: [1 or 2, H, B, P, N]. The first entry is the gradient; the second one the same with every
+            term times its exponent, so that queries * to_queries[1] + keys * to_keys[1] sums to that of log lam.
+    """
+    parts = to_queries.shape[0]
+    for span in spans(queries.shape[2]):
+        q, k = _scaled(queries, keys, span, powers, low)
+        square = _square(g_scores, span)
+        g = square.to(q.dtype).reshape(-1, span, span)
+        shape = (*square.shape[:-1], queries.shape[-1])
+        g_q = torch.bmm(g, k).view(shape).to(queries.dtype)
+        g_k = torch.bmm(g.mT, q).view(shape).to(keys.dtype)
+        if span == 1:  # neighbours: no decay lies between them
+            later(to_queries[0], span).add_(g_q)
+            earlier(to_keys[0], span).add_(g_k)
+        else:
+            later(to_queries, span).addcmul_(g_q, powers.after(span)[:parts].unsqueeze(3))
+            earlier(to_keys, span).addcmul_(g_k, powers.before(span)[:parts].unsqueeze(3))
