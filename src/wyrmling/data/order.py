@@ -58,7 +58,8 @@ def _check_sizes(n_tokens: int, block_size: int) -> None:
         raise ValueError(f"{n_tokens} tokens hold no target: at least 2 are needed")
 
 
-def _check_rows(rows: Rows, total: int) -> None:
+def check_rows(rows: Rows, total: int) -> None:
+    """Raises ValueError for a row outside [0, total), which would read what belongs to another."""
     if len(rows) and (rows.min() < 0 or rows.max() >= total):
         raise ValueError(f"rows {rows.min()}..{rows.max()} lie outside a batch of {total} rows")
 
@@ -143,7 +144,7 @@ class EpochWindows:
         Raises:
             ValueError: a row outside [0, global_rows), which would repeat another step's window.
         """
-        _check_rows(rows, self.global_rows)
+        check_rows(rows, self.global_rows)
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         first, permutation = self._of_epoch(epoch)
         places = step_in_epoch * self.global_rows + rows
@@ -183,7 +184,7 @@ class SequentialWindows:
         """
         if not 0 <= step < self.steps:
             raise ValueError(f"step {step} lies outside a pass of {self.steps} steps")
-        _check_rows(rows, self.rows)
+        check_rows(rows, self.rows)
         starts = (rows * self.steps + step) * self.block_size
         lengths = np.clip(self.targets - starts, 0, self.block_size)
         return Windows(np.where(lengths > 0, starts, 0), lengths, np.full(len(rows), step == 0))
