@@ -209,6 +209,16 @@ def test_a_reset_row_forgets_even_what_is_not_a_number() -> None:
     torch.testing.assert_close(read, call(memory, draw(2, 5, 8))[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("executor", ["auto", "reference"])
+@pytest.mark.parametrize("length", [1, 20])
+@torch.no_grad()
+def test_a_state_keeps_nothing_else_alive(length: int, executor: str) -> None:
+    """Its parts own their memory: a view of the tokens would hold them as long as the state is carried."""
+    _, state = call(build(executor=executor), draw(1, length, 8))
+    for part in state.values():
+        assert part.untyped_storage().nbytes() <= 2 * part.numel() * part.element_size()
+
+
 @torch.no_grad()
 def test_single_tokens_take_no_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:

@@ -301,3 +301,26 @@ def test_what_is_kept_grows_with_the_stream_alone() -> None:
         return sum(sizes.values())
 
     assert kept(512) - kept(256) == pytest.approx(2 * (kept(256) - kept(128)), rel=0.05)
+
+
+def test_strong_and_slow_decays_stand_side_by_side() -> None:
+    """Tokens that wipe everything between tokens that keep everything: none costs the others their digits."""
+    tokens = make_tokens(2, 2, 150, keys=8, values=4)
+    wiping = torch.rand(tokens.step.shape, generator=torch.Generator().manual_seed(1)) < 0.2
+    tokens = tokens._replace(log_decay=torch.where(wiping, -3e4, tokens.log_decay * 1e-3))
+    truth = outcome(naive.mamba3, tokens, draw(2), empty_state(tokens))
+    low = Tokens(*(x.float() for x in tokens))
+    found = outcome(chunked.mamba3, low, draw(2).float(), empty_state(low))
+    assert_close(found, truth, 2e-4)
+
+
+def test_there_is_no_loop_over_tokens() -> None:
+    """A chunk of 200 tokens launches as many operations as a chunk of 20."""
+
+    def launched(length: int) -> int:
+        tokens = make_tokens(1, 2, length)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            chunked.mamba3(tokens, draw(2), None, chunk=length)
+        return sum(event.count for event in profile.key_averages())
+
+    assert launched(20) == launched(200)

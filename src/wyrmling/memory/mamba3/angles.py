@@ -20,14 +20,18 @@ from torch import Tensor
 TURN = 2 * math.pi
 
 
-def wrap(angle: Tensor) -> Tensor:
-    """Radians reduced by whole turns to [-pi, pi]; same shape and dtype."""
-    return angle - TURN * torch.round(angle / TURN)
-
-
 def _exact(x: Tensor) -> Tensor:
     """float64, on the CPU where the device has no such numbers."""
     return x.to("cpu" if x.device.type == "mps" else x.device, torch.float64)
+
+
+def wrap(angle: Tensor) -> Tensor:
+    """Radians reduced by whole turns to [-pi, pi]; same shape, dtype and device.
+
+    In float64: a turn of float32 is 2e-7 too long, and dropping it again and again would add up.
+    """
+    turns = _exact(angle) / TURN
+    return (TURN * (turns - torch.round(turns))).to(angle.device, angle.dtype)
 
 
 def accumulate(start: Tensor | None, step: Tensor, spin: Tensor) -> Tensor:

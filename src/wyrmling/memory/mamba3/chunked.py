@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..base import MemoryState
 from ..ssd.chunked import ssd
-from .angles import accumulate, rotate_pairs, rotors, wrap
+from .angles import accumulate, rotate_pairs, rotors
 from .naive import Tokens
 
 CHUNK = 64
@@ -65,24 +65,24 @@ def mamba3(
     reads = torch.addcmul(reads, itself[..., None], values)
     if not carry or found is None:
         return reads, None
-    key, value = keys[:, :, -1], values[:, :, -1]
+    # copies: a view would keep the whole stretch alive as long as the state
+    angle, key, value = (x[:, :, -1].clone() for x in (angle, keys, values))
     memory = decay[..., -1, None, None] * found
     memory = memory + (own[..., -1, None] * value)[..., None] * key[..., None, :]
-    return reads, {"ssm": memory, "angle": angle[:, :, -1], "key": key, "value": value}
+    return reads, {"ssm": memory, "angle": angle, "key": key, "value": value}
 
 
 def single_token(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
     """The recurrence for one token: a write of rank two and a read. Shapes as above with T = 1."""
-    log_decay, step, blend, spin, values, keys, queries = (
-        x.squeeze(1 if x is tokens.spin else 2) for x in tokens
-    )
-    decay = torch.exp(log_decay)[..., None]
-    angle = wrap(state["angle"] + torch.pi * step[..., None] * spin[:, None])
+    log_decay, step, blend, spin, values, keys, queries = tokens
+    decay = torch.exp(log_decay)[..., None]  # [B, H, 1, 1], as every number of a token below
+    step, blend = step[..., None], blend[..., None]
+    angle = accumulate(state["angle"], tokens.step, spin)
     rotor = rotors(angle)
-    key, query = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
-    own, ahead = (step * blend)[..., None], (step * (1 - blend))[..., None]
-    written = torch.stack([decay * ahead * state["key"], own * key], dim=2)  # [B, H, 2, N]
-    ends = torch.stack([state["value"], values], dim=3)  # [B, H, P, 2]
-    memory = decay[..., None] * state["ssm"] + ends @ written
-    read = (memory @ query[..., None])[..., 0] + skip[:, None] * values
-    return read[:, :, None], {"ssm": memory, "angle": angle, "key": key, "value": values}
+    keys, queries = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
+    before = decay * step * (1 - blend) * state["key"][:, :, None]
+    written = torch.cat([before, step * blend * keys], dim=2)  # [B, H, 2, N]
+    ends = torch.cat([state["value"][:, :, None], values], dim=2)  # [B, H, 2, P]
+    memory = decay * state["ssm"] + ends.mT @ written
+    read = queries @ memory.mT + skip[:, None, None] * values
+    return read, {"ssm": memory, "angle": angle[:, :, 0], "key": keys[:, :, 0], "value": ends[:, :, 1]}

@@ -127,9 +127,9 @@ class Mamba3(Memory):
         return declare(nn.Parameter(value), self.parameter_roles[name])
 
     def choice(self, length: int) -> FormChoice:
-        if self.executor != "auto":
-            return FormChoice("sequential", length, "asked for by model.sequence_kernel.executor")
         tile = min(length, -(-TILE // self.chunk) * self.chunk)
+        if self.executor != "auto":
+            return FormChoice("sequential", tile, "asked for by model.sequence_kernel.executor")
         return FormChoice(
             "chunked",
             tile,

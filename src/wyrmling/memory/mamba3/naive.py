@@ -66,4 +66,4 @@ def mamba3(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tensor, Me
         value = tokens.values[:, :, t]
         memory = decay * before + step * blend * value[..., None] * key[..., None, :]
         reads.append(torch.einsum("bhpn,bhn->bhp", memory, query) + skip[:, None] * value)
-    return torch.stack(reads, dim=2), {"ssm": memory, "angle": angle, "key": key, "value": value}
+    return torch.stack(reads, dim=2), {"ssm": memory, "angle": angle, "key": key, "value": value.clone()}
