@@ -140,7 +140,7 @@ def test_generation_follows_the_whole_pass(memory: str) -> None:
 
 @pytest.mark.parametrize("memory", MEMORIES)
 def test_weights_of_another_memory_are_refused_in_one_line(tiny_config: Make, memory: str) -> None:
-    done = wyrmling.train(tiny_config("training.max_iters=2"))
+    done = wyrmling.train(tiny_config("training.max_iters=4"))
     place = f'training.init_checkpoint_path="{Path(done.run.path).as_posix()}"'
     other = with_overrides(
         tiny_config(*SETTINGS, f"model.sequence_kernel={memory}"),
@@ -157,6 +157,6 @@ def test_the_loop_is_always_there(tiny_config: Make, memory: str) -> None:
     losses = []
     for executor in ("auto", "reference"):
         kernel = f'model.sequence_kernel={{ memory_system = "{memory}", executor = "{executor}" }}'
-        config = tiny_config(*SETTINGS, kernel, "training.max_iters=3", "runtime.dtype=float32")
+        config = tiny_config(*SETTINGS, kernel, "training.max_iters=4", "runtime.dtype=float32")
         losses.append(wyrmling.train(config).loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

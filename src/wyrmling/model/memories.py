@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config.schema.model import Model as ModelConfig
-from ..memory import LinearAttention, Memory
+from ..memory import LinearAttention, Mamba2, Mamba3, Memory, Rwkv8
 
 
 def build_memory(config: ModelConfig, *, neurons: int, seed: int) -> Memory:
@@ -19,10 +19,6 @@ def build_memory(config: ModelConfig, *, neurons: int, seed: int) -> Memory:
             slopes=None if config.alibi_slopes is None else list(config.alibi_slopes),
             executor=kernel.executor,
         )
-    from ..memory.mamba2.module import Mamba2  # TEMP
-    from ..memory.mamba3.module import Mamba3  # TEMP
-    from ..memory.rwkv8.module import Rwkv8  # TEMP
-
     executor = "reference" if kernel.executor == "reference" else "auto"
     if kernel.memory_system == "rwkv8":
         return Rwkv8(config.n_head, neurons, width, executor=executor)

@@ -7,20 +7,24 @@ import os
 from ..config import Config, layer_totals
 from ..config.schema import Model
 from ..errors import ConfigError
-from ..memory import Memory
+from ..memory import Memory, Rwkv8
 from ..watch.fingerprint import Line, geometry
 
 RWKV8_CHUNK = "WYRMLING_RWKV8_CHUNK"
 RWKV8_SCRATCH = "WYRMLING_RWKV8_SCRATCH_BYTES"
 
 
-def geometry_line(config: Config, device: str, memory: Memory) -> Line | None:
-    """The sizes of the memory in force for one micro-batch; None for linear attention, which has none of its own."""
+def geometry_line(config: Config, device: str, memory: Memory, tile: int | None = None) -> Line | None:
+    """The sizes of the memory in force for one micro-batch; None for linear attention, which has none of its own.
+
+    Args:
+        tile: tokens that the layer hands over at a time; None is the whole block.
+    """
     model, training = config.effective_model, config.training
     system = model.sequence_kernel.memory_system
     if system == "linear_attention":
         return None
-    sizes = _mamba(model) if system.startswith("mamba") else _rwkv8(config, memory)
+    sizes = _mamba(model) if system.startswith("mamba") else _rwkv8(config, memory, tile)
     return geometry(
         device=device,
         memory=system,
@@ -36,7 +40,7 @@ def limit_scratch(memory: Memory) -> None:
     Raises:
         ConfigError: a variable that is no positive whole number.
     """
-    if type(memory).__name__ == "Rwkv8":  # TEMP
+    if isinstance(memory, Rwkv8):
         memory.chunk_override = _from_environment(RWKV8_CHUNK)
         memory.scratch_bytes = _from_environment(RWKV8_SCRATCH) or memory.scratch_bytes
 
@@ -64,15 +68,17 @@ def _mamba(model: Model) -> dict[str, object]:
     return sizes | {"rope_angles": mamba.rope_angles, "chunk_size": mamba.chunk_size}
 
 
-def _rwkv8(config: Config, memory: Memory) -> dict[str, object]:
+def _rwkv8(config: Config, memory: Memory, tile: int | None) -> dict[str, object]:
+    assert isinstance(memory, Rwkv8)
     model, training = config.effective_model, config.training
     total = layer_totals(model)[0]
     neurons = total // model.n_head
+    length = min(training.block_size, tile or training.block_size)
     return {
         "latent_total": total,
         "latent/head": neurons,
         "nheads": model.n_head,
         "value_heads": 1,
         "embd": model.n_embd,
-        "runtime_chunk": memory.runtime_chunk(training.batch_size, training.block_size, neurons),
+        "runtime_chunk": memory.runtime_chunk(training.batch_size, length, neurons),
     }
