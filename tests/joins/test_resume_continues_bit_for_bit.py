@@ -49,9 +49,16 @@ def tensors_of(run: Path, step: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("stop", [1, 5, 8, 11])
-@pytest.mark.parametrize("extra", [(), ("training.order=epochs", "training.gradient_accumulation_steps=2")])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        (),
+        ("training.order=epochs", "training.gradient_accumulation_steps=2"),
+        ("optimizer.name=muon", "runtime.dtype=bfloat16"),
+    ],
+)
 def test_stopped_anywhere_and_resumed_twice(tiny_config: Make, stop: int, extra: tuple[str, ...]) -> None:
-    """Random windows or epochs, accumulation, dropout, validation: weights, moments and logged losses agree."""
+    """Random windows or epochs, accumulation, dropout, validation, Muon: weights, moments and losses agree."""
     config = tiny_config(*LIVELY, *extra)
     whole, watched = StopAt(), [StopAt(stop), StopAt(min(stop + 2, 12)), StopAt()]
     straight = wyrmling.train(config, callbacks=[whole])

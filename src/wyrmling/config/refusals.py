@@ -27,6 +27,8 @@ RENAMED_KEYS = {
     "training.init_transfer.fresh_top_layers": "training.init_transfer.fresh_top_heads",
     "training.fast_train": "training.launch_mode",
     "training.context_strategy": "generation.context_strategy",
+    "optimizer.muon.enabled": "optimizer.name",
+    "optimizer.muon.split_decoder_heads": "optimizer.muon.split_heads",
 }
 
 NOT_YET = "is not in this version yet"
@@ -41,7 +43,7 @@ REFUSED_KEYS = {
     "training.fresh_top_heads": NOT_YET,
     "training.module_lr_scales": NOT_YET,
     "training.gdpo": NOT_BUILT,
-    "optimizer.muon": NOT_YET,
+    "optimizer.muon.target_modules": f"{NOT_BUILT}: matrices are found by their role",
     "optimizer.weight_decay_final": NOT_YET,
     "parallel.data": NOT_YET,
     "parallel.fsdp": NOT_YET,
@@ -104,7 +106,7 @@ REFUSED_VALUES: dict[str, Answers] = {
     "dataset.type": _PRESET_REFUSALS,
     "dataset.validation.type": _PRESET_REFUSALS,
     "dataset.tokenizer.type": {"rust_bpe": 'has a new name: use "bpe"'},
-    "optimizer.name": dict.fromkeys(("muon", "muon_hybrid_exp", "bitnet_published"), NOT_YET),
+    "optimizer.name": {"muon_hybrid_exp": 'has a new name: use "muon"', "bitnet_published": NOT_YET},
     "optimizer.schedule_mode": dict.fromkeys(("bitnet_b158_reference", "hybrid"), NOT_YET),
     "optimizer.lr_schedule.type": dict.fromkeys(("exponential", "step", "noam"), NOT_YET),
     "parallel.mode": dict.fromkeys(("ddp", "fsdp", "pipeline"), NOT_YET)

@@ -134,6 +134,12 @@ def _optimizer(config: Config) -> Iterator[Problem]:
             'optimizer.grad_clip_value cannot be combined with optimizer.grad_clip_norm (set it to "off")',
             ("optimizer.grad_clip_value", "optimizer.grad_clip_norm"),
         )
+    if optimizer.name != "muon":
+        for key in sorted(optimizer.muon.model_dump(exclude_defaults=True)):
+            yield Problem(
+                f'optimizer.muon.{key} requires optimizer.name = "muon" (it is "{optimizer.name}")',
+                (f"optimizer.muon.{key}", "optimizer.name"),
+            )
     schedule = optimizer.lr_schedule
     if not isinstance(schedule, CosineSchedule | LinearSchedule):
         return

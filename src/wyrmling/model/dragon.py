@@ -10,7 +10,7 @@ Source: the published BDH code (Pathway, "The Dragon Hatchling", 2025) and its r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -60,7 +60,9 @@ class Model(nn.Module):
             nn.Parameter(init.initial_encoder(start, "encoder_v", *sizes, seed)), "matrix"
         )
         self.decoder = declare(
-            nn.Parameter(init.initial_decoder(start, g.heads, g.neurons, g.width, g.layers, seed)), "matrix"
+            nn.Parameter(init.initial_decoder(start, g.heads, g.neurons, g.width, g.layers, seed)),
+            "matrix",
+            heads=g.heads,
         )
         self.lm_head: nn.Parameter | None = None
         if not config.tie_embeddings:
@@ -90,8 +92,11 @@ class Model(nn.Module):
         named: dict[str, Role] = {"embedding.weight": "embedding", "lm_head": "head"}
         named |= {f"memory.{name}": role for name, role in self.memory.parameter_roles.items()}
         named |= {"norm.gain": "gain", "norm.alpha": "gain", "norm.bias": "bias", "norm.shift": "bias"}
+        own: Mapping[str, Sequence[int]] = getattr(self.memory, "parameter_parts", {})
+        parts = {f"memory.{name}": sizes for name, sizes in own.items()}
         for name, parameter in self.named_parameters():
-            declare(parameter, named.get(name, "matrix"))
+            heads = self.geometry.heads if name == "decoder" else 1
+            declare(parameter, named.get(name, "matrix"), parts=parts.get(name, ()), heads=heads)
 
     @property
     def device(self) -> torch.device:

@@ -1,9 +1,11 @@
-"""From gradients to weights: parameter groups, AdamW, learning-rate schedules, clipping."""
+"""From gradients to weights: parameter groups, AdamW, Muon, learning-rate schedules, clipping."""
 
 from ..numerics.roles import ROLES, Role, declare, role_of
-from .build import Choice, build_optimizer
+from .build import Choice, build_optimizer, set_rates
 from .gradients import Limits, first_nonfinite, global_norm, limits, scale_and_clip
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
+from .muon import Muon, MuonSettings
+from .newton_schulz import orthogonalize
 from .schedules import Constant, Cosine, Linear, Schedule, build_schedule, describe_length
 
 __all__ = [
@@ -14,6 +16,8 @@ __all__ = [
     "Cosine",
     "Limits",
     "Linear",
+    "Muon",
+    "MuonSettings",
     "ParameterGroup",
     "Role",
     "Schedule",
@@ -24,8 +28,10 @@ __all__ = [
     "first_nonfinite",
     "global_norm",
     "limits",
+    "orthogonalize",
     "parameter_groups",
     "role_of",
     "scale_and_clip",
+    "set_rates",
     "summarize",
 ]

@@ -31,6 +31,11 @@ class AdamW(torch.optim.AdamW):
         return cast("float | None", _update(self, closure))
 
 
+def update_moments(optimizer: torch.optim.AdamW) -> None:
+    """The update of AdamW over the optimizer's groups, without hooks or closure."""
+    _update(optimizer)
+
+
 def _lift_guard(method: Callable[..., Any]) -> None:
     """Tell a guarded method that its guard is up: it would load the compiler at its first call to make one."""
     inner = getattr(method, "__wrapped__", None)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..errors import ConfigError
 from .adamw import AdamW
 from .groups import ParameterGroup, parameter_groups
+from .muon import Muon, MuonSettings, matrices
 
 if TYPE_CHECKING:
     from ..config.schema.optimizer import Optimizer
 
 _FUSED_DEVICES = ("cpu", "cuda")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Choice(NamedTuple):
@@ -25,33 +26,88 @@ class Choice(NamedTuple):
     reason: str
 
 
-def build_optimizer(model: torch.nn.Module, config: Optimizer) -> tuple[AdamW, tuple[Choice, ...]]:
-    """AdamW (Loshchilov and Hutter 2019) over the groups of `parameter_groups`.
+def build_optimizer(
+    model: torch.nn.Module, config: Optimizer, *, products: torch.dtype = torch.float32
+) -> tuple[AdamW, tuple[Choice, ...]]:
+    """AdamW (Loshchilov and Hutter 2019) over the groups of `parameter_groups`; Muon for the matrices if asked for.
 
-    Every group starts with the configuration's learning rate; the schedule's is set before each step.
+    Every group starts with the configuration's learning rate; `set_rates` sets the schedule's before each step.
 
+    Args:
+        products: what the model's products run in; Muon's own follow it unless the configuration says otherwise.
     Returns: the optimizer, and the choices that were made for it, to be printed.
 
     Raises:
-        ConfigError: an optimizer that is not known.
-        ValueError: a parameter without a role, or nothing to train.
+        ValueError: a parameter without a role, a matrix with less than two axes, or nothing to train.
     """
-    if config.name != "adamw":
-        raise ConfigError(f"optimizer.name = {config.name!r} is not available in this version; use 'adamw'")
     groups = parameter_groups(model.named_parameters(), config.weight_decay)
     fused, reason = _can_fuse(groups)
-    optimizer = AdamW(
-        [group.for_optimizer() for group in groups],
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=fused,
+    settings: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "fused": fused,
+    }
+    kind = "adamw, fused" if fused else "adamw, one operation after another"
+    decay = Choice("weight decay", _decayed(groups), "gains, biases, decays and convolutions never decay")
+    if config.name == "muon":
+        muon, choices = _muon(groups, config, settings, products)
+        return muon, (*choices, Choice("adamw", _names(groups, kind), reason), decay)
+    optimizer = AdamW([group.for_optimizer() for group in groups], **settings)
+    return optimizer, (Choice("optimizer", kind, reason), decay)
+
+
+def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group the learning rate of a step, times the group's `lr_scale` where it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
+
+
+def _muon(
+    groups: Sequence[ParameterGroup], config: Optimizer, adamw: dict[str, Any], products: torch.dtype
+) -> tuple[Muon, tuple[Choice, ...]]:
+    table = config.muon
+    dtype = _DTYPES.get(table.dtype, torch.bfloat16 if products == torch.bfloat16 else torch.float32)
+    settings = MuonSettings(
+        momentum=table.momentum,
+        nesterov=table.nesterov,
+        steps=table.ns_steps,
+        adjustment=table.adjust_lr_fn,
+        split_heads=table.split_heads,
+        dtype=dtype,
     )
+    given = [
+        {**group.for_optimizer(), "muon": True, "lr_scale": table.lr_scale}
+        if group.role == "matrix"
+        else group.for_optimizer()
+        for group in groups
+    ]
+    found = [group for group in groups if group.role == "matrix"]
+    count = sum(group.count for group in found)
+    names = ", ".join(name for group in found for name in group.names) or "nothing"
+    apart = "each head apart" if table.split_heads else "heads together"
+    what = f"{names}: {_matrix_count(found, settings)} matrices, {apart}, {count:,} weights"
+    source = "asked for by optimizer.muon.dtype" if table.dtype != "auto" else "as the model's products"
+    name = str(dtype).removeprefix("torch.")
     choices = (
-        Choice("optimizer", "adamw, fused" if fused else "adamw, one operation after another", reason),
-        Choice("weight decay", _decayed(groups), "gains, biases, decays and convolutions never decay"),
+        Choice("optimizer", f"muon, Newton-Schulz in {name}", f"{source}; float64 weights stay in float64"),
+        Choice("muon", what, 'what has the role "matrix"'),
     )
-    return optimizer, choices
+    return Muon(given, settings, **adamw), choices
+
+
+def _matrix_count(groups: Sequence[ParameterGroup], settings: MuonSettings) -> int:
+    total = 0
+    for group in groups:
+        for parameter in group.parameters:
+            for stack in matrices(parameter, settings.split_heads):
+                total += stack.shape[:-2].numel() if settings.split_heads else 1
+    return total
+
+
+def _names(groups: Sequence[ParameterGroup], kind: str) -> str:
+    names = [name for group in groups if group.role != "matrix" for name in group.names]
+    return f"{', '.join(names) or 'nothing'} ({kind})"
 
 
 def _can_fuse(groups: Sequence[ParameterGroup]) -> tuple[bool, str]:

@@ -170,7 +170,7 @@ class Session:
         """The lines that say what the run does: five, and one for the geometry of a memory other than linear."""
         training, optimizer = self.config.training, self.config.optimizer
         executor = self.machine.chosen_executor
-        geometry = geometry_line(self.config, self.machine.device.type, self.model.memory)
+        geometry = geometry_line(self.config, self.machine.device.type, self.model.memory, executor.tile)
         return (
             fingerprint.parallel_runtime(),
             fingerprint.training_path(
@@ -242,7 +242,7 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model = _model(config, geometry, machine)
     model.to(machine.device, machine.weight_dtype)
-    optimizer, optimizer_choices = build_optimizer(model, config.optimizer)
+    optimizer, optimizer_choices = build_optimizer(model, config.optimizer, products=machine.dtype)
     choices = (
         *machine.choices,
         allocator,

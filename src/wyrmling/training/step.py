@@ -16,7 +16,7 @@ from ..data.batches import Batch
 from ..errors import DivergedError
 from ..model import Model
 from ..numerics.dropout import Dropout
-from ..optim import Limits, first_nonfinite, scale_and_clip
+from ..optim import Limits, first_nonfinite, scale_and_clip, set_rates
 from ..watch.profile import StageProfile
 from .evaluation import zero_loss
 from .machine import Machine
@@ -78,8 +78,7 @@ def optimizer_step(
         norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **limits)
         if not math.isfinite(norm):
             raise _diverged(model, step, float(loss_sum), rate)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        set_rates(optimizer, rate)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     profile.step_done()

@@ -57,12 +57,38 @@ SCHEDULES = (ConstantSchedule, CosineSchedule, LinearSchedule)
 LearningRateSchedule = ConstantSchedule | CosineSchedule | LinearSchedule
 
 
+class Muon(Table):
+    """What Muon does with matrices."""
+
+    momentum: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.95, description="Decay of the mean of the gradients."
+    )
+    nesterov: bool = Field(default=True, description="Look one step ahead along the momentum.")
+    ns_steps: Annotated[int, Field(ge=1, le=20)] = Field(
+        default=5, description="Steps of the iteration that makes a matrix orthogonal."
+    )
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = Field(
+        default="match_rms_adamw",
+        description='Size of an update: like that of AdamW, for one learning rate, or the "original" one.',
+    )
+    lr_scale: PositiveFloat = Field(
+        default=1.0, description="Learning rate of the matrices in units of the learning rate of the others."
+    )
+    split_heads: bool = Field(default=True, description="Each head's matrix on its own.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto", description='Of the products of the iteration; "auto": that of the model\'s products.'
+    )
+
+
 class Optimizer(Table):
-    """AdamW; weight decay is decoupled and falls on matrices only."""
+    """What changes the weights; weight decay is decoupled and falls on matrices, embedding and head only."""
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("grad_clip_norm", "grad_clip_value"),)
 
-    name: Literal["adamw"] = Field(default="adamw", description="The method.")
+    name: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description='The method; "muon": Muon for matrices, AdamW for everything else.',
+    )
     learning_rate: LearningRate = Field(default=1e-3, description="Learning rate, the peak of a schedule.")
     weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled weight decay.")
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -84,6 +110,7 @@ class Optimizer(Table):
     schedule_mode: Literal["bdh_reference"] = Field(
         default="bdh_reference", description="Which rule applies when lr_schedule is unset: constant."
     )
+    muon: Muon = Field(default_factory=Muon, description='What Muon does, with `name = "muon"`.')
 
     @classmethod
     def unset_value(cls, key: str) -> Any:
