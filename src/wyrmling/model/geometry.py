@@ -70,8 +70,7 @@ class Geometry:
             return rows * tokens * self.heads * n * per_neuron + scores * element_size
 
         stream = rows * length * self.width * wide
-        one_state = rows * self.heads * self.key_factor * self.width * wide
-        states = sum((tiles - 1) * n * one_state for n in self.layer_neurons)
+        states = (tiles - 1) * rows * self.state_numbers * wide
         logits = rows * length * self.vocab_size * wide
         if recompute:
             return self.layers * stream + states + 2 * neurons_of(tile, self.neurons) + logits
