@@ -17,7 +17,7 @@ from wyrmling.memory.mamba3 import chunked
 from wyrmling.memory.mamba3.module import Mamba3
 from wyrmling.model.layer import Composed, LayerWeights
 from wyrmling.numerics.norms import Norm
-from wyrmling.numerics.roles import role_of
+from wyrmling.numerics.roles import parts_of, role_of
 
 SMALL = {"d_state": 5, "headdim": 4, "ngroups": 2, "chunk_size": 3}
 
@@ -363,6 +363,13 @@ def test_every_parameter_declares_its_role() -> None:
     memory = Mamba3(8, headdim=4, is_outproj_norm=True)
     assert {name: role_of(p) for name, p in memory.named_parameters()} == Mamba3.parameter_roles
     assert "norm_weight" not in dict(Mamba3(8, headdim=4).named_parameters())
+
+
+def test_the_projection_declares_its_parts() -> None:
+    """z | x | B | C | dd_dt | dd_A | trap | angle: what works on whole matrices takes them apart."""
+    memory = Mamba3(128, headdim=64, ngroups=4, d_state=16)
+    assert parts_of(memory.in_proj) == (256, 256, 64, 64, 4, 4, 4, 4)
+    assert parts_of(memory.out_proj) == ()
 
 
 def test_decay_rates() -> None:

@@ -6,17 +6,16 @@ the layer.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...numerics.keyed import hash_int
 from ...numerics.roles import Role, declare
 from ..base import Memory, MemoryState, reset_rows
 from ..choose import FormChoice
+from ..ssd.weights import inverse_softplus, log_uniform, normal, positive_counts, positive_numbers, require
 from . import chunked, naive
 from .naive import Tokens
 
@@ -90,19 +89,22 @@ class Mamba3(Memory):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        _check_numbers(dt_min=dt_min, dt_init_floor=dt_init_floor, norm_eps=norm_eps, a_floor=a_floor)
-        _check_counts(d_state=d_state, expand=expand, headdim=headdim, ngroups=ngroups, chunk_size=chunk_size)
-        _require(dt_min <= dt_max < math.inf, f"dt_max: must be finite and at least dt_min, got {dt_max}")
-        _require(rope_fraction in (0.5, 1.0), f"rope_fraction: must be 0.5 or 1.0, got {rope_fraction}")
+        positive_counts(
+            d_state=d_state, expand=expand, headdim=headdim, ngroups=ngroups, chunk_size=chunk_size
+        )
+        positive_numbers(dt_min=dt_min, dt_max=dt_max, dt_init_floor=dt_init_floor)
+        positive_numbers(norm_eps=norm_eps, a_floor=a_floor)
+        require(dt_min <= dt_max, f"dt_max: must be at least dt_min, {dt_min}, got {dt_max}")
+        require(rope_fraction in (0.5, 1.0), f"rope_fraction: must be 0.5 or 1.0, got {rope_fraction}")
         self.width, self.inner, self.d_state, self.headdim = width, expand * width, d_state, headdim
-        _require(
+        require(
             self.inner % headdim == 0,
             f"headdim: the inner width {self.inner} ({expand} x {width}) is not divisible by {headdim}",
         )
         self.heads, self.ngroups = self.inner // headdim, ngroups
-        _require(self.heads % ngroups == 0, f"ngroups: {self.heads} heads are not divisible by {ngroups}")
+        require(self.heads % ngroups == 0, f"ngroups: {self.heads} heads are not divisible by {ngroups}")
         self.rope_angles = int(d_state * rope_fraction) // 2
-        _require(self.rope_angles > 0, f"d_state: no pair of {d_state} x {rope_fraction} numbers to rotate")
+        require(self.rope_angles > 0, f"d_state: no pair of {d_state} x {rope_fraction} numbers to rotate")
         if executor not in EXECUTORS:
             raise ValueError(f"unknown executor {executor!r}: choose one of {', '.join(EXECUTORS)}")
         self.read_heads = 1
@@ -110,9 +112,14 @@ class Mamba3(Memory):
         self.chunk, self.executor = chunk_size, executor
 
         keys, heads = ngroups * d_state, self.heads
-        self.parts = [self.inner, self.inner, keys, keys, heads, heads, heads, self.rope_angles]
-        self.in_proj = self._own("in_proj", _normal(width, sum(self.parts), seed, "in_proj"))
-        self.dt_bias = self._own("dt_bias", _first_steps(heads, dt_min, dt_max, dt_init_floor, seed))
+        parts = (self.inner, self.inner, keys, keys, heads, heads, heads, self.rope_angles)
+        #: Sizes of the projections that lie side by side in a parameter, by its name.
+        self.parameter_parts = {"in_proj": parts}
+        self.in_proj = self._own(
+            "in_proj", normal(width, sum(parts), fan_in=width, seed=seed, name="in_proj")
+        )
+        steps = log_uniform(heads, dt_min, dt_max, seed=seed, name="dt_bias").clamp_min(dt_init_floor)
+        self.dt_bias = self._own("dt_bias", inverse_softplus(steps).float())
         self.b_bias = self._own("b_bias", torch.ones(heads, d_state))
         self.c_bias = self._own("c_bias", torch.ones(heads, d_state))
         self.b_norm_weight = self._own("b_norm_weight", torch.ones(d_state))
@@ -121,10 +128,13 @@ class Mamba3(Memory):
         self.norm_weight: nn.Parameter | None = None
         if is_outproj_norm:
             self.norm_weight = self._own("norm_weight", torch.ones(self.inner))
-        self.out_proj = self._own("out_proj", _normal(self.inner, width, seed, "out_proj"))
+        self.out_proj = self._own(
+            "out_proj", normal(self.inner, width, fan_in=self.inner, seed=seed, name="out_proj")
+        )
 
     def _own(self, name: str, value: Tensor) -> nn.Parameter:
-        return declare(nn.Parameter(value), self.parameter_roles[name])
+        role, parts = self.parameter_roles[name], self.parameter_parts.get(name, ())
+        return declare(nn.Parameter(value), role, parts=parts)
 
     def choice(self, length: int) -> FormChoice:
         tile = min(length, -(-TILE // self.chunk) * self.chunk)
@@ -164,7 +174,7 @@ class Mamba3(Memory):
         # everything between the projections in float32 or better, whatever they run in
         wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
         with torch.autocast(stream.device.type, enabled=False):
-            gate, *rest = projected.split(self.parts, dim=-1)
+            gate, *rest = projected.split(self.parameter_parts["in_proj"], dim=-1)
             tokens = self._tokens([part.to(wide) for part in rest])
             if state is not None:
                 state = {name: part.to(wide) for name, part in state.items()}
@@ -228,34 +238,3 @@ class Mamba3(Memory):
             f"{self.width}, heads={self.heads}, headdim={self.headdim}, d_state={self.d_state}, "
             f"ngroups={self.ngroups}, rope_angles={self.rope_angles}"
         )
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(f"model.mamba.{message}")
-
-
-def _check_numbers(**numbers: float) -> None:
-    for name, number in numbers.items():
-        _require(0 < number < math.inf, f"{name}: must be positive and finite, got {number}")
-
-
-def _check_counts(**counts: int) -> None:
-    for name, count in counts.items():
-        _require(count > 0, f"{name}: must be at least 1, got {count}")
-
-
-def _generator(seed: int, name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(hash_int("init", seed, name) >> 1)
-
-
-def _normal(fan_in: int, fan_out: int, seed: int, name: str) -> Tensor:
-    """float32 [fan_in, fan_out] of variance 1 / fan_in."""
-    return torch.randn(fan_in, fan_out, generator=_generator(seed, name)) / math.sqrt(fan_in)
-
-
-def _first_steps(heads: int, smallest: float, largest: float, floor: float, seed: int) -> Tensor:
-    """float32 [H]: what softplus makes log-uniform steps in [smallest, largest] of, none below `floor`."""
-    drawn = torch.rand(heads, generator=_generator(seed, "dt_bias"), dtype=torch.float64)
-    steps = torch.exp(math.log(smallest) + drawn * math.log(largest / smallest)).clamp_min(floor)
-    return (steps + torch.log(-torch.expm1(-steps))).float()
