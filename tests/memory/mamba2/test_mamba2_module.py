@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wyrmling.memory.mamba2.module import Mamba2
-from wyrmling.numerics.roles import role_of
+from wyrmling.numerics.roles import parts_of, role_of
 
 
 def test_the_sizes_of_the_described_block() -> None:
@@ -138,6 +138,8 @@ def test_every_parameter_has_its_role_and_copies_find_it_again() -> None:
     memory = Mamba2(16, headdim=8)
     roles = {name: role_of(parameter, name) for name, parameter in memory.named_parameters()}
     assert roles == memory.parameter_roles
+    assert parts_of(memory.in_proj) == memory.parameter_parts["in_proj"] == (32, 32, 16, 16, 4)
+    assert parts_of(memory.out_proj) == ()
     assert roles["a_log"] == roles["dt_bias"] == "decay"
     assert roles["conv_weight"] == "conv"
     assert copy.deepcopy(memory).parameter_roles == roles
@@ -203,9 +205,11 @@ def test_under_autocast_sums_and_state_are_float32(length: int, executor: str) -
     """And every number lies near the float32 one, in pieces too; gradients arrive in float32."""
     memory = build(width=16, headdim=8, executor=executor).float()
     stream, state = draw(2, length, 16).float(), prefix_state(memory, 2)
-    exact, exact_state = read(memory, stream, state)
+    with torch.no_grad():
+        exact, exact_state = read(memory, stream, state)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, final = read(memory, stream, state)
+        with torch.no_grad():
+            found, final = read(memory, stream, state)
         low = outcome(memory, stream, state, [length // 2] if length > 1 else [])
     assert found.dtype == final["ssm"].dtype == final["conv"].dtype == torch.float32
     for a, b in ((found, exact), *((final[name], exact_state[name]) for name in final)):

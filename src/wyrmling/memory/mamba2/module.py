@@ -118,6 +118,8 @@ class Mamba2(Memory):
         )
 
         projected, channels = sum(self.geometry.projected), self.geometry.channels
+        # z | x | B | C | dt: matrices of their own, side by side
+        self.parameter_parts = {"in_proj": (inner, *self.geometry.convolved, heads)}
         self.in_proj = self._own("in_proj", normal(width, projected, fan_in=width, seed=seed, name="in_proj"))
         self.conv_weight = self._own(
             "conv_weight", normal(channels, d_conv, fan_in=d_conv, seed=seed, name="conv_weight")
@@ -132,7 +134,8 @@ class Mamba2(Memory):
         self.out_proj = self._own("out_proj", normal(inner, width, fan_in=inner, seed=seed, name="out_proj"))
 
     def _own(self, name: str, value: Tensor) -> nn.Parameter:
-        return declare(nn.Parameter(value), self.parameter_roles[name])
+        parts = self.parameter_parts.get(name, ())
+        return declare(nn.Parameter(value), self.parameter_roles[name], parts=parts)
 
     def choice(self, length: int) -> FormChoice:
         if self.executor != "auto":
