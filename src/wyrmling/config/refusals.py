@@ -35,16 +35,12 @@ NOT_YET = "is not in this version yet"
 NOT_BUILT = "is not built"
 
 REFUSED_KEYS = {
-    "training.tbptt_chunk_size": NOT_YET,
-    "training.tbptt_persist_across_steps": NOT_YET,
-    "training.min_logical_block_size": NOT_YET,
     "training.continual_backprop": NOT_YET,
     "training.init_transfer": NOT_YET,
     "training.fresh_top_heads": NOT_YET,
     "training.module_lr_scales": NOT_YET,
     "training.gdpo": NOT_BUILT,
     "optimizer.muon.target_modules": f"{NOT_BUILT}: matrices are found by their role",
-    "optimizer.weight_decay_final": NOT_YET,
     "parallel.data": NOT_YET,
     "parallel.fsdp": NOT_YET,
     "parallel.pipeline": NOT_YET,
@@ -106,9 +102,8 @@ REFUSED_VALUES: dict[str, Answers] = {
     "dataset.type": _PRESET_REFUSALS,
     "dataset.validation.type": _PRESET_REFUSALS,
     "dataset.tokenizer.type": {"rust_bpe": 'has a new name: use "bpe"'},
-    "optimizer.name": {"muon_hybrid_exp": 'has a new name: use "muon"', "bitnet_published": NOT_YET},
-    "optimizer.schedule_mode": dict.fromkeys(("bitnet_b158_reference", "hybrid"), NOT_YET),
-    "optimizer.lr_schedule.type": dict.fromkeys(("exponential", "step", "noam"), NOT_YET),
+    "optimizer.name": {"muon_hybrid_exp": 'has a new name: use "muon"'},
+    "optimizer.schedule_mode": {"hybrid": 'has a new name: use "bitnet_b158_reference"'},
     "parallel.mode": dict.fromkeys(("ddp", "fsdp", "pipeline"), NOT_YET)
     | dict.fromkeys(
         ("tensor", "tensor_parallel", "tensor_parallel_neuron", "hybrid_2d", "hybrid2_d"), NOT_BUILT

@@ -9,37 +9,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
 from .fanout import layer_totals, schedule_totals
-from .schema.optimizer import CosineSchedule, LinearSchedule
+from .memory_rules import chunk_rules, memory_rules
+from .optimizer_rules import broken_optimizer_rules
+from .problems import Problem, RuleError
 from .schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
 from .schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 
 if TYPE_CHECKING:
-    from .schema import Config, Mamba, Model, Training
+    from .schema import Config, Model, Training
 
 RESERVED_RUN_NAMES = ("latest",)
 _PLACEHOLDER = re.compile(r"\{[^{}]+\}")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A broken rule: what to say, and the keys it ties together (the first that was written is blamed)."""
-
-    text: str
-    keys: tuple[str, ...]
-
-
-class RuleError(ConfigError):
-    """A configuration that contradicts itself."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        super().__init__(f"{problems[0].text}{more}")
-        self.problems = problems
 
 
 def check(config: Config) -> None:
@@ -51,13 +34,14 @@ def check(config: Config) -> None:
     sizes = list(_model(config.model))
     problems = [
         *_training(config.training),
+        *chunk_rules(config.training),
         *_launch(config.training),
         *_optimizer(config),
         *_dataset(config),
         *sizes,
         *_positions(config.model),
         *(() if sizes else _pairs(config.effective_model)),
-        *_memory(config),
+        *memory_rules(config),
         *_vocabulary(config),
         *_rest(config),
     ]
@@ -128,36 +112,8 @@ def _launch(training: Training) -> Iterator[Problem]:
 
 
 def _optimizer(config: Config) -> Iterator[Problem]:
-    optimizer, table = config.optimizer, "optimizer.lr_schedule"
-    if optimizer.grad_clip_norm != "off" and optimizer.grad_clip_value is not None:
-        yield Problem(
-            'optimizer.grad_clip_value cannot be combined with optimizer.grad_clip_norm (set it to "off")',
-            ("optimizer.grad_clip_value", "optimizer.grad_clip_norm"),
-        )
-    if optimizer.name != "muon":
-        for key in sorted(optimizer.muon.model_dump(exclude_defaults=True)):
-            yield Problem(
-                f'optimizer.muon.{key} requires optimizer.name = "muon" (it is "{optimizer.name}")',
-                (f"optimizer.muon.{key}", "optimizer.name"),
-            )
-    schedule = optimizer.lr_schedule
-    if not isinstance(schedule, CosineSchedule | LinearSchedule):
-        return
-    total, name = schedule.num_iters, f"{table}.num_iters"
-    if total is None:
-        total, name = config.training.max_iters, "training.max_iters"
-    if total is not None and schedule.warmup_steps > total:
-        yield Problem(
-            f"{table}.warmup_steps must be <= {name} ({schedule.warmup_steps} > {total})",
-            (f"{table}.warmup_steps", name),
-        )
-    peak = schedule.initial_lr if schedule.initial_lr is not None else optimizer.learning_rate
-    peak_key = f"{table}.initial_lr" if schedule.initial_lr is not None else "optimizer.learning_rate"
-    if isinstance(schedule, CosineSchedule) and schedule.min_lr > peak:
-        yield Problem(
-            f"{table}.min_lr must be <= {peak_key} ({schedule.min_lr:g} > {peak:g})",
-            (f"{table}.min_lr", peak_key),
-        )
+    for text, keys in broken_optimizer_rules(config):
+        yield Problem(text, keys)
 
 
 def _dataset(config: Config) -> Iterator[Problem]:
@@ -303,55 +259,6 @@ def _pairs(model: Model) -> Iterator[Problem]:
                 "model.n_head",
             ),
         )
-
-
-def _memory(config: Config) -> Iterator[Problem]:
-    """What the memory in force can do, and the sizes of the Mamba memories."""
-    model = config.effective_model
-    kernel, mamba = model.sequence_kernel, model.mamba
-    if kernel.memory_system == "linear_attention":
-        return
-    key = "model.sequence_kernel"
-    if config.training.sequence_kernel_override is not None:
-        key = "training.sequence_kernel_override"
-    if kernel.executor in ("fused", "dense"):
-        yield Problem(
-            f'{key}.executor = "{kernel.executor}" requires {key}.memory_system = "linear_attention" '
-            f'(it is "{kernel.memory_system}"); leave the executor out',
-            (f"{key}.executor", f"{key}.memory_system", key),
-        )
-    if kernel.memory_system in ("mamba2", "mamba3"):
-        yield from _mamba(kernel.memory_system, mamba, model.n_embd)
-
-
-def _mamba(memory: str, mamba: Mamba, width: int) -> Iterator[Problem]:
-    inner, table = mamba.inner_width(width), "model.mamba"
-    sizes = (f"{table}.headdim", f"{table}.expand", "model.n_embd")
-    if inner % mamba.head_width(width):
-        yield Problem(
-            f"{table}.expand * model.n_embd must be divisible by {table}.headdim ({inner} and {mamba.headdim})",
-            sizes,
-        )
-    elif mamba.head_count(width) % mamba.ngroups:
-        yield Problem(
-            f"the memory heads ({table}.expand * model.n_embd / {table}.headdim) must be divisible by "
-            f"{table}.ngroups ({mamba.head_count(width)} and {mamba.ngroups})",
-            (f"{table}.ngroups", *sizes),
-        )
-    if mamba.dt_min > mamba.dt_max:
-        yield _at_most(f"{table}.dt_min", f"{table}.dt_max", mamba.dt_min, mamba.dt_max)
-    if memory == "mamba2" and mamba.a_init_min > mamba.a_init_max:
-        yield _at_most(f"{table}.a_init_min", f"{table}.a_init_max", mamba.a_init_min, mamba.a_init_max)
-    if memory == "mamba3" and mamba.rope_angles < 1:
-        yield Problem(
-            f"{table}.d_state * {table}.rope_fraction must be at least 2, one pair to rotate "
-            f"({mamba.d_state} * {mamba.rope_fraction:g})",
-            (f"{table}.d_state", f"{table}.rope_fraction"),
-        )
-
-
-def _at_most(key: str, limit: str, value: float, bound: float) -> Problem:
-    return Problem(f"{key} must be <= {limit} ({value:g} > {bound:g})", (key, limit))
 
 
 def _vocabulary(config: Config) -> Iterator[Problem]:

@@ -70,6 +70,7 @@ def validate(
     rows: int,
     batches: int,
     seed: int,
+    chunk: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """The loss on a fixed sample of `batches` x `rows` windows, from fresh states.
@@ -80,10 +81,22 @@ def validate(
     if len(split) - 1 <= batches * rows * block_size or len(split) <= block_size:
         order = SequentialWindows(len(split), block_size, rows)
         loader = BatchLoader(split, order, block_size)
-        return _run(model, loader, tokenizer, machine, steps=order.steps, rows=rows, carry=False, stop=stop)
+        return _run(
+            model,
+            loader,
+            tokenizer,
+            machine,
+            steps=order.steps,
+            rows=rows,
+            carry=False,
+            chunk=chunk,
+            stop=stop,
+        )
     sample = RandomWindows(len(split), block_size, seed, split.name)
     loader = BatchLoader(split, sample, block_size)
-    return _run(model, loader, tokenizer, machine, steps=batches, rows=rows, carry=False, stop=stop)
+    return _run(
+        model, loader, tokenizer, machine, steps=batches, rows=rows, carry=False, chunk=chunk, stop=stop
+    )
 
 
 def evaluate_split(
@@ -118,6 +131,7 @@ def _run(
     steps: int,
     rows: int,
     carry: bool,
+    chunk: int | None = None,
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
@@ -131,9 +145,15 @@ def _run(
             if stop():
                 complete = False
                 break
-            with machine.autocast():
-                hidden, state = model(batch.tokens.to(machine.device, non_blocking=True), state, carry=carry)
-                total = total + model.loss_sum(hidden, batch.targets.to(machine.device, non_blocking=True))
+            tokens, wanted = (
+                tensor.to(machine.device, non_blocking=True).split(chunk or loader.block_size, dim=1)
+                for tensor in (batch.tokens, batch.targets)
+            )
+            state = state if carry else None
+            for part, (inputs, targeted) in enumerate(zip(tokens, wanted, strict=True), start=1):
+                with machine.autocast():
+                    hidden, state = model(inputs, state, carry=carry or part < len(tokens))
+                    total = total + model.loss_sum(hidden, targeted)
             targets += batch.target_count
             if lengths is not None:
                 text_bytes += target_bytes(batch.targets, lengths)

@@ -179,10 +179,14 @@ class TrainingLoop:
             session.machine,
             step=step,
             rate=rate,
+            decay=session.weight_decay.at(step),
             dropout=session.config.model.dropout,
             seed=self.settings.seed,
             limits=limits(session.config.optimizer),
             profile=self.profile,
+            chunk=self.settings.tbptt_chunk_size,
+            window=self.settings.tbptt_window,
+            streams=session.streams,
         )
         self.progress.step = step
         self.progress.tokens_seen += outcome.targets

@@ -26,7 +26,7 @@ from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, Progress, TrainingLoop
 from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
-from .session import Parts, Session, build_parts
+from .session import STREAMS, Parts, Session, build_parts
 from .stopping import stop_on_signals
 from .versions import versions
 
@@ -206,7 +206,25 @@ def _load_weights(parts: Parts, launch: Launch) -> Progress:
             "from its weights with training.launch_mode = init_from_checkpoint"
         )
     load_optimizer_tensors(parts.optimizer, parts.model, launch.checkpoint.parts["optimizer"])
+    if parts.streams is not None:
+        _load_streams(parts, launch.checkpoint)
     return Progress.from_json(launch.checkpoint.progress)
+
+
+def _load_streams(parts: Parts, checkpoint: Checkpoint) -> None:
+    """Put the carried states where they were.
+
+    Raises:
+        CheckpointError: a checkpoint without them, or with other rows.
+    """
+    assert parts.streams is not None
+    if STREAMS not in checkpoint.parts:
+        raise CheckpointError(
+            f"{checkpoint.path} has no carried states, so the run cannot go on exactly; set "
+            "training.tbptt_persist_across_steps = false, or start a new run from its weights with "
+            "training.launch_mode = init_from_checkpoint"
+        )
+    parts.streams.load(checkpoint.parts[STREAMS], parts.machine.device, parts.machine.weight_dtype)
 
 
 def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> TrainResult | None:

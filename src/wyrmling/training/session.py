@@ -11,20 +11,26 @@ import torch
 from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..config import Config
 from ..config.rules import resolve_gradient_accumulation
+from ..config.schema import Training
 from ..data.batches import Batch, BatchLoader
 from ..data.dataset import Dataset, Split
 from ..data.order import EpochWindows, Order, RandomWindows
-from ..errors import ConfigError
+from ..data.streams import Documents, StreamingWindows
+from ..errors import ConfigError, DataError
 from ..model import Geometry, Model
 from ..model.choice import ExecutorChoice, step_bytes
 from ..model.fused import Fused
-from ..optim import Schedule, build_optimizer, build_schedule
+from ..optim import Schedule, WeightDecay, build_optimizer, build_schedule, build_weight_decay
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from ..watch import fingerprint
 from .evaluation import Evaluation, validate
 from .geometry import geometry_line, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
+from .streams import Streams
+
+STREAMS = "streams-0"
+"""The part of a checkpoint that holds the states of the rows, from row 0 on."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,14 @@ class Plan:
         )
         rows = training.batch_size * accumulation
         tokens, name = len(dataset.train), dataset.train.name
+        epochs: EpochWindows | StreamingWindows
         epochs = EpochWindows(tokens, training.block_size, rows, training.seed, name)
-        by_epochs = training.epochs is not None or training.order == "epochs"
-        order: Order = (
-            epochs if by_epochs else RandomWindows(tokens, training.block_size, training.seed, name)
-        )
+        by_epochs = training.epochs is not None or training.order != "random"
+        order: Order
+        if training.order == "streaming":
+            order = epochs = _streaming(dataset.train, training, rows)
+        else:
+            order = epochs if by_epochs else RandomWindows(tokens, training.block_size, training.seed, name)
         if training.epochs is not None:
             total = training.epochs * epochs.steps_per_epoch
         elif training.max_iters is not None:
@@ -80,8 +89,10 @@ class Session:
     model: Model
     optimizer: torch.optim.Optimizer
     schedule: Schedule
+    weight_decay: WeightDecay
     choices: tuple[Choice, ...]
     run: RunDirectory
+    streams: Streams | None = None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -122,11 +133,14 @@ class Session:
             yield batches
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What a checkpoint holds: weights and moments, by part and name."""
-        return {
+        """What a checkpoint holds: weights, moments and carried states, by part and name."""
+        parts = {
             "model": model_tensors(self.model),
             "optimizer": optimizer_tensors(self.optimizer, self.model),
         }
+        if self.streams is not None:
+            parts[STREAMS] = self.streams.tensors()
+        return parts
 
     def validate(self, split: Split, batches: int, stop: Callable[[], bool]) -> Evaluation:
         """The loss on the run's fixed sample of `split`, in `batches` batches."""
@@ -140,6 +154,7 @@ class Session:
             rows=training.batch_size,
             batches=batches,
             seed=training.seed,
+            chunk=training.tbptt_chunk_size,
             stop=stop,
         )
 
@@ -150,8 +165,11 @@ class Session:
         return None
 
     def state_bytes(self) -> int:
-        """Bytes of the recurrent state of one micro-batch."""
-        return self.model.geometry.state_bytes(self.config.training.batch_size)
+        """Bytes of the recurrent state of one micro-batch; of all rows of a step where states are carried."""
+        carried = self.config.training.tbptt_persist_across_steps
+        return self.model.geometry.state_bytes(
+            self.plan.global_rows if carried else self.config.training.batch_size
+        )
 
     def step_bytes(self) -> int:
         """An estimate of what a training step needs beyond weights, gradients and moments."""
@@ -181,6 +199,7 @@ class Session:
                 block_size=training.block_size,
                 dtype=str(self.machine.dtype).removeprefix("torch."),
                 executor=f"{executor.name}/{executor.form}",
+                tbptt_chunk_size=training.tbptt_chunk_size,
             ),
             fingerprint.train_schedule(
                 dataset_steps_per_epoch=self.plan.steps_per_epoch,
@@ -189,13 +208,18 @@ class Session:
                 epochs=training.epochs,
             ),
             fingerprint.training_batching(
-                micro_batch_size=training.batch_size, gradient_accumulation_steps=self.plan.accumulation
+                micro_batch_size=training.batch_size,
+                gradient_accumulation_steps=self.plan.accumulation,
+                tbptt_chunk_size=training.tbptt_chunk_size,
+                tbptt_persist_across_steps=training.tbptt_persist_across_steps,
+                min_logical_block_size=training.min_logical_block_size,
             ),
             fingerprint.optimizer(
                 name=optimizer.name,
                 schedule_mode=optimizer.schedule_mode,
                 learning_rate=optimizer.learning_rate,
                 weight_decay=optimizer.weight_decay,
+                weight_decay_final=optimizer.weight_decay_final,
             ),
             *(() if geometry is None else (geometry,)),
         )
@@ -212,10 +236,12 @@ class Parts:
     model: Model
     optimizer: torch.optim.Optimizer
     choices: tuple[Choice, ...]
+    streams: Streams | None = None
 
     def session(self, run: RunDirectory) -> Session:
         """The session of this run."""
-        schedule = build_schedule(self.config.optimizer, self.plan.total_steps)
+        table, total = self.config.optimizer, self.plan.total_steps
+        schedule = build_schedule(table, total, self.config.effective_model.n_embd)
         return Session(
             self.config,
             self.dataset,
@@ -224,8 +250,10 @@ class Parts:
             self.model,
             self.optimizer,
             schedule,
+            build_weight_decay(table, total),
             self.choices,
             run,
+            streams=self.streams,
         )
 
 
@@ -242,7 +270,9 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model = _model(config, geometry, machine)
     model.to(machine.device, machine.weight_dtype)
-    optimizer, optimizer_choices = build_optimizer(model, config.optimizer, products=machine.dtype)
+    optimizer, optimizer_choices = build_optimizer(
+        model, config.optimizer, total_steps=plan.total_steps, products=machine.dtype
+    )
     choices = (
         *machine.choices,
         allocator,
@@ -250,7 +280,26 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
         *(Choice(*choice) for choice in optimizer_choices),
         _batching(config, plan),
     )
-    return Parts(config, dataset, plan, machine, model, optimizer, choices)
+    carried = config.training.tbptt_persist_across_steps
+    streams = Streams(plan.accumulation, config.training.batch_size) if carried else None
+    return Parts(config, dataset, plan, machine, model, optimizer, choices, streams)
+
+
+def _streaming(split: Split, training: Training, rows: int) -> StreamingWindows:
+    """The streaming order of a split.
+
+    Raises:
+        DataError: fewer blocks than rows: some rows would never read anything.
+    """
+    documents = Documents.of(split.document_starts, len(split), training.min_logical_block_size)
+    order = StreamingWindows(documents, training.block_size, rows, training.seed, split.name)
+    if order.count < rows:
+        raise DataError(
+            f"{split.where}: the {split.name} split has {order.count} blocks of training.block_size = "
+            f"{training.block_size} tokens for the {rows} rows of an optimizer step; use fewer rows "
+            "(training.batch_size, training.gradient_accumulation_steps), shorter blocks, or more text"
+        )
+    return order
 
 
 def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:

@@ -14,12 +14,13 @@ import torch
 
 from ..data.batches import Batch
 from ..errors import DivergedError
-from ..model import Model
+from ..model import Model, State
 from ..numerics.dropout import Dropout
 from ..optim import Limits, first_nonfinite, scale_and_clip, set_rates
 from ..watch.profile import StageProfile
 from .evaluation import zero_loss
 from .machine import Machine
+from .streams import Backward, Forward, Streams, backward_in_chunks
 
 
 @dataclass(frozen=True)
@@ -49,40 +50,85 @@ def optimizer_step(
     *,
     step: int,
     rate: float,
+    decay: float | None = None,
     dropout: float,
     seed: int,
     limits: Limits,
     profile: StageProfile,
+    chunk: int | None = None,
+    window: int = 1,
+    streams: Streams | None = None,
 ) -> StepOutcome:
     """Forward and backward over the micro-batches of optimizer step `step` (from 1), then one update.
 
     The gradient norm is checked before the update: one number per step is read from the device, none per micro-batch.
 
+    Args:
+        rate, decay: the step's learning rate and weight decay; a decay of None is that of the optimizer's groups.
+        chunk, window: tokens per chunk and chunks that a loss reaches; see `backward_in_chunks`.
+        streams: states from the step before, which are replaced by those after this one; None starts every row anew.
+
     Raises:
-        DivergedError: a loss or gradient is not finite; no weight, moment or counter was changed.
+        DivergedError: a loss or gradient is not finite; no weight, moment, state or counter was changed.
     """
     optimizer.zero_grad(set_to_none=True)  # whatever a callback may have left
     targets = sum(batch.target_count for batch in batches)
     loss_sum = zero_loss(machine)
-    for batch in batches:
+    after: list[State | None] = []
+    for index, batch in enumerate(batches):
         key = Dropout(dropout, seed, step, tuple(batch.rows.tolist())) if dropout else None
-        with profile.stage("forward"), machine.autocast():
-            hidden, _ = model(batch.tokens.to(machine.device, non_blocking=True), dropout=key, carry=False)
-            loss = model.loss_sum(hidden, batch.targets.to(machine.device, non_blocking=True))
-        with profile.stage("backward"):
-            loss.backward()
-        loss_sum += loss.detach()
-        del hidden, loss  # with them goes their graph, before the next micro-batch makes its own
+        loss, state = backward_in_chunks(
+            _forward(model, machine, key, profile),
+            batch.tokens.to(machine.device, non_blocking=True),
+            batch.targets.to(machine.device, non_blocking=True),
+            None if streams is None else streams.states[index],
+            None if streams is None else batch.reset,
+            chunk=chunk,
+            window=window,
+            carry=streams is not None,
+            backward=_backward(profile),
+        )
+        loss_sum += loss
+        after.append(state)
     with profile.stage("optimizer"):
         parameters = list(model.parameters())
         norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **limits)
         if not math.isfinite(norm):
             raise _diverged(model, step, float(loss_sum), rate)
-        set_rates(optimizer, rate)
+        set_rates(optimizer, rate, decay)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    if streams is not None:
+        streams.states = after
     profile.step_done()
     return StepOutcome(loss_sum, targets, norm)
+
+
+def _forward(model: Model, machine: Machine, dropout: Dropout | None, profile: StageProfile) -> Forward:
+    """The forward pass of a chunk, timed."""
+
+    def forward(
+        tokens: torch.Tensor,
+        targets: torch.Tensor,
+        state: State | None,
+        reset: torch.Tensor | None,
+        carry: bool,
+    ) -> tuple[torch.Tensor, State | None]:
+        with profile.stage("forward"), machine.autocast():
+            hidden, after = model(tokens, state, reset=reset, dropout=dropout, carry=carry)
+            return model.loss_sum(hidden, targets), after
+
+    return forward
+
+
+def _backward(profile: StageProfile) -> Backward:
+    """A backward pass, timed."""
+
+    def backward(ends: list[torch.Tensor], gradients: list[torch.Tensor], again: bool) -> None:
+        with profile.stage("backward"):
+            torch.autograd.backward(ends, gradients, retain_graph=again)
+
+    return backward
 
 
 def _diverged(model: Model, step: int, loss_sum: float, rate: float) -> DivergedError:

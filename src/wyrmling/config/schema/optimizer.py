@@ -10,6 +10,7 @@ from .base import CountingInt, Kinds, NonNegativeFloat, PositiveFloat, PositiveI
 
 LearningRate = Annotated[float, Field(gt=0, le=1)]
 FinalRate = Annotated[float, Field(ge=0, le=1)]
+Factor = Annotated[float, Field(gt=0, le=1)]
 
 
 class ConstantSchedule(Variant):
@@ -53,8 +54,58 @@ class LinearSchedule(Variant):
     )
 
 
-SCHEDULES = (ConstantSchedule, CosineSchedule, LinearSchedule)
-LearningRateSchedule = ConstantSchedule | CosineSchedule | LinearSchedule
+class ExponentialSchedule(Variant):
+    """Times a factor at every step."""
+
+    type: Literal["exponential"] = Field(default="exponential", description="Times a factor at every step.")
+    initial_lr: LearningRate | None = Field(
+        default=None, description="The rate of the first step; unset: optimizer.learning_rate."
+    )
+    gamma: Factor = Field(description="The factor.")
+
+
+class StepSchedule(Variant):
+    """Times a factor after every so many steps."""
+
+    type: Literal["step"] = Field(default="step", description="Times a factor after every so many steps.")
+    initial_lr: LearningRate | None = Field(
+        default=None, description="The rate of the first steps; unset: optimizer.learning_rate."
+    )
+    gamma: Factor = Field(default=0.1, description="The factor.")
+    step_size: PositiveInt | None = Field(
+        default=None, description="Optimizer steps between two changes; unset: the whole run, so no change."
+    )
+
+
+class NoamSchedule(Variant):
+    """Up in a line, then down with the root of the step."""
+
+    type: Literal["noam"] = Field(
+        default="noam",
+        description="Up in a line, then down with the root of the step; initial_lr is a factor, not a rate.",
+    )
+    initial_lr: PositiveFloat | None = Field(
+        default=None,
+        description="The factor: the highest rate is initial_lr / sqrt(model_size * warmup_steps); "
+        "unset: optimizer.learning_rate.",
+    )
+    warmup_steps: PositiveInt | None = Field(
+        default=None, description="Optimizer steps up to the highest rate; unset: the whole run."
+    )
+    model_size: PositiveInt | None = Field(default=None, description="Width; unset: model.n_embd.")
+
+
+SCHEDULES = (
+    ConstantSchedule,
+    CosineSchedule,
+    LinearSchedule,
+    ExponentialSchedule,
+    StepSchedule,
+    NoamSchedule,
+)
+LearningRateSchedule = (
+    ConstantSchedule | CosineSchedule | LinearSchedule | ExponentialSchedule | StepSchedule | NoamSchedule
+)
 
 
 class Muon(Table):
@@ -83,14 +134,24 @@ class Muon(Table):
 class Optimizer(Table):
     """What changes the weights; weight decay is decoupled and falls on matrices, embedding and head only."""
 
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("grad_clip_norm", "grad_clip_value"),)
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("grad_clip_norm", "grad_clip_value"),
+        ("grad_clip_norm", "grad_clip_norm_per_tensor"),
+        ("grad_clip_value", "grad_clip_norm_per_tensor"),
+    )
 
-    name: Literal["adamw", "muon"] = Field(
+    name: Literal["adamw", "muon", "bitnet_published"] = Field(
         default="adamw",
-        description='The method; "muon": Muon for matrices, AdamW for everything else.',
+        description='The method; "muon": Muon for matrices, AdamW for everything else; "bitnet_published": AdamW '
+        "whose weight decay fades in the second half of the run.",
     )
     learning_rate: LearningRate = Field(default=1e-3, description="Learning rate, the peak of a schedule.")
     weight_decay: NonNegativeFloat = Field(default=0.1, description="Decoupled weight decay.")
+    weight_decay_final: NonNegativeFloat | None = Field(
+        default=None,
+        description="Weight decay of the last step, reached in a line from the middle of the run; unset: 0 with "
+        '`name = "bitnet_published"`, else no change.',
+    )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, description="Decay of the mean of the gradients."
     )
@@ -107,8 +168,13 @@ class Optimizer(Table):
     grad_clip_value: PositiveFloat | None = Field(
         default=None, description="Largest size of each element of a gradient, instead of grad_clip_norm."
     )
-    schedule_mode: Literal["bdh_reference"] = Field(
-        default="bdh_reference", description="Which rule applies when lr_schedule is unset: constant."
+    grad_clip_norm_per_tensor: PositiveFloat | None = Field(
+        default=None, description="Largest norm of each parameter's gradient, instead of grad_clip_norm."
+    )
+    schedule_mode: Literal["bdh_reference", "bitnet_b158_reference"] = Field(
+        default="bdh_reference",
+        description='The learning rate when lr_schedule is unset: constant, or "bitnet_b158_reference": warm-up, the '
+        "peak to the middle of the run, then in a line to two thirds of it.",
     )
     muon: Muon = Field(default_factory=Muon, description='What Muon does, with `name = "muon"`.')
 

@@ -50,10 +50,30 @@ class Training(Table):
     max_iters: PositiveInt | None = Field(
         default=1000, description="Optimizer steps in the run; unset when epochs is used."
     )
-    order: Literal["random", "epochs"] = Field(
+    order: Literal["random", "epochs", "streaming"] = Field(
         default="random",
         description='"random": windows drawn from anywhere; "epochs": every target exactly once per pass '
-        "(always so when epochs is set).",
+        '(so when epochs is set); "streaming": the same, document after document from end to end in every row '
+        "(always so with tbptt_persist_across_steps).",
+    )
+    tbptt_chunk_size: PositiveInt | None = Field(
+        default=None,
+        description="Tokens per chunk of a block: each has its own backward pass, and hands its state on without "
+        "gradient; unset: the whole block.",
+    )
+    tbptt_persist_across_steps: bool = Field(
+        default=False,
+        description="Carry the state of every row from one step to the next; it starts anew where a row's document "
+        "begins.",
+    )
+    tbptt_window: PositiveInt = Field(
+        default=1,
+        description="Chunks of a block that a loss reaches back through, its own included; 1 is plain truncation.",
+    )
+    min_logical_block_size: PositiveInt | None = Field(
+        default=None,
+        description="Tokens of a document of the streaming order: a text without documents is cut into such pieces, "
+        "shorter documents are read as one with what follows; unset: as the text is.",
     )
     checkpoint_interval_iters: PositiveInt = Field(
         default=500, description="Optimizer steps between checkpoints."
@@ -97,5 +117,9 @@ class Training(Table):
 
     @classmethod
     def adjusted(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """A run that is counted in epochs takes its windows in epochs."""
-        return values if values.get("epochs") is None else values | {"order": "epochs"}
+        """A run that carries its states streams; one that is counted in epochs reads everything once in each."""
+        if values.get("tbptt_persist_across_steps") is True:
+            return {"order": "streaming"} | values
+        if values.get("epochs") is not None and values.get("order", "random") == "random":
+            return values | {"order": "epochs"}
+        return values
