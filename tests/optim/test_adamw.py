@@ -1,4 +1,4 @@
-"""The optimizer is PyTorch's own, and does not load PyTorch's compiler."""
+"""AdamW is PyTorch's own; neither it nor Muon loads PyTorch's compiler."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ def test_an_update_is_no_part_of_a_graph_and_takes_a_closure() -> None:
 def test_the_compiler_is_not_loaded() -> None:
     code = (
         "import sys, torch\n"
+        "from wyrmling.optim import Muon, MuonSettings\n"
         "from wyrmling.optim.adamw import AdamW\n"
-        "weight = torch.nn.Parameter(torch.ones(3))\n"
-        "optimizer = AdamW([weight], lr=0.1, fused=True)\n"
-        "weight.grad = torch.ones(3)\n"
-        "optimizer.step()\n"
-        "optimizer.zero_grad()\n"
-        "optimizer.load_state_dict(optimizer.state_dict())\n"
+        "weight, matrix = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, 4))\n"
+        "halves = [{'params': [weight]}, {'params': [matrix], 'muon': True}]\n"
+        "for optimizer in AdamW([weight], lr=0.1, fused=True), Muon(halves, MuonSettings(), lr=0.1):\n"
+        "    weight.grad, matrix.grad = torch.ones(3), torch.ones(3, 4)\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    optimizer.load_state_dict(optimizer.state_dict())\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -60,7 +60,9 @@ def test_tied_weights_are_counted_and_scaled_once() -> None:
 @given(
     values=st.lists(st.floats(-100, 100), min_size=1, max_size=8),
     factor=st.floats(1e-3, 10),
-    limit=st.sampled_from([{}, {"max_norm": 0.5}, {"max_norm": 1e6}, {"max_value": 0.25}]),
+    limit=st.sampled_from(
+        [{}, {"max_norm": 0.5}, {"max_norm": 1e6}, {"max_norm_per_tensor": 0.5}, {"max_value": 0.25}]
+    ),
 )
 def test_what_is_measured_and_clipped_is_the_scaled_gradient(
     values: list[float], factor: float, limit: dict[str, float]
@@ -78,7 +80,7 @@ def test_parameters_without_gradients_count_for_nothing() -> None:
     assert scale_and_clip([], max_norm=1.0) == 0.0
 
 
-@pytest.mark.parametrize("limit", [{"max_norm": 1.0}, {"max_value": 0.5}, {}])
+@pytest.mark.parametrize("limit", [{"max_norm": 1.0}, {"max_norm_per_tensor": 0.5}, {"max_value": 0.5}, {}])
 def test_a_loss_scale_changes_neither_the_update_nor_the_reported_norm(limit: dict[str, float]) -> None:
     """A scaled loss, unscaled before clipping, gives the update of the plain loss."""
     outcomes = []
@@ -121,22 +123,51 @@ def test_large_but_finite_gradients_are_clipped_not_reported() -> None:
     assert large.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
 
 
+@given(
+    values=st.lists(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=1, max_size=5),
+    limit=st.floats(1e-3, 1e3),
+)
+def test_each_gradient_is_clipped_by_its_own_norm(values: list[list[float]], limit: float) -> None:
+    """A small gradient does not pay for a large one; what is returned is the global norm all the same."""
+    parameters = [parameter(*row) for row in values]
+    exact = math.sqrt(sum(value * value for row in values for value in row))
+    assert scale_and_clip(parameters, max_norm_per_tensor=limit) == pytest.approx(exact, rel=1e-5, abs=1e-20)
+    for row, clipped in zip(values, parameters, strict=True):
+        norm = math.sqrt(sum(value * value for value in row))
+        factor = min(1.0, limit / norm) if norm > 0 else 1.0
+        assert clipped.grad.tolist() == pytest.approx([value * factor for value in row], rel=1e-4, abs=1e-20)
+
+
+def test_a_large_gradient_is_clipped_alone() -> None:
+    large, small, nothing = parameter(3e25, 4e25), parameter(0.3, 0.4), parameter(0.0, 0.0)
+    scale_and_clip([large, small, nothing], max_norm_per_tensor=1.0)
+    assert large.grad.tolist() == pytest.approx([0.6, 0.8], rel=1e-6)
+    assert small.grad.tolist() == pytest.approx([0.3, 0.4])
+    assert nothing.grad.tolist() == [0.0, 0.0]
+
+
 def test_half_precision_gradients_are_summed_in_float32() -> None:
     gradient = parameter(*[1.0] * 1000, dtype=torch.bfloat16)
     assert scale_and_clip([gradient]) == pytest.approx(math.sqrt(1000), rel=1e-6)
 
 
 def test_the_limits_of_the_configuration() -> None:
-    assert limits(Optimizer()) == {"max_norm": 1.0, "max_value": None}
-    assert limits(Optimizer(grad_clip_norm="off")) == {"max_norm": None, "max_value": None}
-    assert limits(Optimizer(grad_clip_norm="off", grad_clip_value=0.5)) == {
-        "max_norm": None,
-        "max_value": 0.5,
-    }
+    none = {"max_norm": None, "max_norm_per_tensor": None, "max_value": None}
+    assert limits(Optimizer()) == none | {"max_norm": 1.0}
+    assert limits(Optimizer(grad_clip_norm="off")) == none
+    assert limits(Optimizer(grad_clip_value=0.5)) == none | {"max_value": 0.5}
+    assert limits(Optimizer(grad_clip_norm_per_tensor=0.5)) == none | {"max_norm_per_tensor": 0.5}
 
 
 @pytest.mark.parametrize(
-    "limit", [{"max_norm": 0.0}, {"max_value": -1.0}, {"max_norm": 1.0, "max_value": 1.0}]
+    "limit",
+    [
+        {"max_norm": 0.0},
+        {"max_value": -1.0},
+        {"max_norm_per_tensor": math.nan},
+        {"max_norm": 1.0, "max_value": 1.0},
+        {"max_norm": 1.0, "max_norm_per_tensor": 1.0},
+    ],
 )
 def test_limits_that_make_no_sense_are_refused(limit: dict[str, float]) -> None:
     with pytest.raises(ValueError):

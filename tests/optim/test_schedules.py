@@ -12,14 +12,28 @@ from hypothesis import strategies as st
 from wyrmling.config.schema.optimizer import (
     ConstantSchedule,
     CosineSchedule,
+    ExponentialSchedule,
     LinearSchedule,
+    NoamSchedule,
     Optimizer,
+    StepSchedule,
 )
 from wyrmling.errors import ConfigError
-from wyrmling.optim import Constant, Cosine, Linear, build_schedule, describe_length
+from wyrmling.optim import (
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    Noam,
+    Schedule,
+    Step,
+    TwoStage,
+    build_schedule,
+    describe_length,
+)
 
 
-def rates(schedule: Constant | Cosine | Linear, steps: int) -> list[float]:
+def rates(schedule: Schedule, steps: int) -> list[float]:
     return [schedule.rate(step) for step in range(1, steps + 1)]
 
 
@@ -134,14 +148,78 @@ def test_a_minimum_above_the_peak_is_refused() -> None:
         build_schedule(optimizer, 10)
 
 
-@pytest.mark.parametrize("schedule", [Constant(0.1), Cosine(0.1, 0.0, 2, 5), Linear(0.1, 0.0, 2, 5)])
-def test_steps_count_from_one(schedule: Constant | Cosine | Linear) -> None:
+def test_exponential_times_gamma_at_every_step() -> None:
+    optimizer = Optimizer(learning_rate=0.5, lr_schedule=ExponentialSchedule(gamma=0.5))
+    assert rates(build_schedule(optimizer, 9), 5) == [0.5, 0.25, 0.125, 0.0625, 0.03125]
+    assert build_schedule(optimizer, 9).rate(10**9) == 0.0
+    assert "it was" not in describe_length(optimizer, 9, previous_total=8)
+
+
+def test_step_from_0_5_by_tenths_after_every_3() -> None:
+    optimizer = Optimizer(lr_schedule=StepSchedule(initial_lr=0.5, step_size=3))
+    expected = [0.5] * 3 + [0.05] * 3 + [0.005] * 3
+    assert rates(build_schedule(optimizer, 100), 9) == pytest.approx(expected, rel=1e-12)
+    whole = Optimizer(lr_schedule=StepSchedule(initial_lr=0.5))
+    assert set(rates(build_schedule(whole, 7), 7)) == {0.5}
+    assert "set step_size to keep them" in describe_length(whole, 7, previous_total=5)
+
+
+@given(factor=st.floats(1e-3, 10), width=st.integers(1, 512), warmup=st.integers(1, 40))
+def test_noam_rises_to_its_warm_up_and_falls_with_the_root(factor: float, width: int, warmup: int) -> None:
+    table = NoamSchedule(initial_lr=factor, warmup_steps=warmup)
+    schedule = build_schedule(Optimizer(lr_schedule=table), 100, width)
+    values = rates(schedule, 3 * warmup + 3)
+    for step, value in enumerate(values, start=1):
+        exact = factor * width**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        assert value == pytest.approx(exact, rel=1e-12)
+    assert max(values) == pytest.approx(factor / math.sqrt(width * warmup))
+    assert values.index(max(values)) == warmup - 1
+
+
+def test_noam_takes_the_models_width_and_the_whole_run_where_nothing_is_given() -> None:
+    optimizer = Optimizer(learning_rate=1.0, lr_schedule=NoamSchedule())
+    assert build_schedule(optimizer, 50, 16) == Noam(1.0, 16, 50)
+    named = Optimizer(learning_rate=1.0, lr_schedule=NoamSchedule(model_size=4))
+    assert build_schedule(named, 50, 16) == Noam(1.0, 4, 50)
+    assert "set warmup_steps to keep them" in describe_length(optimizer, 50, previous_total=40)
+    late = Optimizer(lr_schedule=NoamSchedule(warmup_steps=60))
+    assert "ends before the warm-up does" in describe_length(late, 50)
+
+
+SCHEDULES: list[Schedule] = [
+    Constant(0.1),
+    Cosine(0.1, 0.0, 2, 5),
+    Linear(0.1, 0.0, 2, 5),
+    Exponential(0.1, 0.9),
+    Step(0.1, 0.5, 2),
+    Noam(0.1, 4, 2),
+    TwoStage(0.1, 0.05, 2, 5),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_has_no_memory(schedule: Schedule) -> None:
+    forwards = rates(schedule, 9)
+    assert [schedule.rate(step) for step in range(9, 0, -1)] == forwards[::-1]
+    assert all(math.isfinite(schedule.rate(step)) and schedule.rate(step) >= 0 for step in (1, 10**6, 2**62))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_steps_count_from_one(schedule: Schedule) -> None:
     with pytest.raises(ValueError, match="count from 1"):
         schedule.rate(0)
 
 
 @pytest.mark.parametrize("peak", [0.0, -1.0, math.nan, math.inf])
 def test_rates_that_are_not_positive_numbers_are_refused(peak: float) -> None:
-    for make in (lambda: Constant(peak), lambda: Cosine(peak, 0.0, 0, 5), lambda: Linear(peak, 0.0, 0, 5)):
+    for make in (
+        lambda: Constant(peak),
+        lambda: Cosine(peak, 0.0, 0, 5),
+        lambda: Linear(peak, 0.0, 0, 5),
+        lambda: Exponential(peak, 0.5),
+        lambda: Exponential(0.5, peak),
+        lambda: Step(0.5, peak, 3),
+        lambda: Noam(peak, 4, 2),
+    ):
         with pytest.raises(ConfigError):
             make()

@@ -1,12 +1,23 @@
 """From gradients to weights: parameter groups, AdamW, Muon, learning-rate schedules, clipping."""
 
 from ..numerics.roles import ROLES, Role, declare, role_of
+from .bitnet import TwoStage, WeightDecay, build_weight_decay
 from .build import Choice, build_optimizer, set_rates
 from .gradients import Limits, first_nonfinite, global_norm, limits, scale_and_clip
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
 from .muon import Muon, MuonSettings
 from .newton_schulz import orthogonalize
-from .schedules import Constant, Cosine, Linear, Schedule, build_schedule, describe_length
+from .schedules import (
+    Constant,
+    Cosine,
+    Exponential,
+    Linear,
+    Noam,
+    Schedule,
+    Step,
+    build_schedule,
+    describe_length,
+)
 
 __all__ = [
     "DECAYED_ROLES",
@@ -14,15 +25,21 @@ __all__ = [
     "Choice",
     "Constant",
     "Cosine",
+    "Exponential",
     "Limits",
     "Linear",
     "Muon",
     "MuonSettings",
+    "Noam",
     "ParameterGroup",
     "Role",
     "Schedule",
+    "Step",
+    "TwoStage",
+    "WeightDecay",
     "build_optimizer",
     "build_schedule",
+    "build_weight_decay",
     "declare",
     "describe_length",
     "first_nonfinite",

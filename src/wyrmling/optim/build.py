@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .adamw import AdamW
-from .groups import ParameterGroup, parameter_groups
+from .bitnet import WeightDecay, build_weight_decay
+from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups
 from .muon import Muon, MuonSettings, matrices
 
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ class Choice(NamedTuple):
 
 
 def build_optimizer(
-    model: torch.nn.Module, config: Optimizer, *, products: torch.dtype = torch.float32
+    model: torch.nn.Module,
+    config: Optimizer,
+    *,
+    total_steps: int = 1,
+    products: torch.dtype = torch.float32,
 ) -> tuple[AdamW, tuple[Choice, ...]]:
     """AdamW (Loshchilov and Hutter 2019) over the groups of `parameter_groups`; Muon for the matrices if asked for.
 
-    Every group starts with the configuration's learning rate; `set_rates` sets the schedule's before each step.
+    Every group starts with the configuration's learning rate and weight decay; `set_rates` sets those of a step.
+    `bitnet_published` is AdamW too: what is its own is how the weight decay changes.
 
     Args:
+        total_steps: of the run, over which a weight decay that changes does so.
         products: what the model's products run in; Muon's own follow it unless the configuration says otherwise.
     Returns: the optimizer, and the choices that were made for it, to be printed.
 
@@ -49,18 +56,25 @@ def build_optimizer(
         "fused": fused,
     }
     kind = "adamw, fused" if fused else "adamw, one operation after another"
-    decay = Choice("weight decay", _decayed(groups), "gains, biases, decays and convolutions never decay")
+    decay = _decayed(groups, build_weight_decay(config, total_steps))
+    never = Choice("weight decay", decay, "gains, biases, decays and convolutions never decay")
     if config.name == "muon":
         muon, choices = _muon(groups, config, settings, products)
-        return muon, (*choices, Choice("adamw", _names(groups, kind), reason), decay)
+        return muon, (*choices, Choice("adamw", _names(groups, kind), reason), never)
     optimizer = AdamW([group.for_optimizer() for group in groups], **settings)
-    return optimizer, (Choice("optimizer", kind, reason), decay)
+    return optimizer, (Choice("optimizer", kind, reason), never)
 
 
-def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group the learning rate of a step, times the group's `lr_scale` where it has one."""
+def set_rates(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
+    """Give every group the learning rate of a step, times the group's `lr_scale` where it has one, and its decay.
+
+    Args:
+        decay: of the groups whose role decays; None leaves it as it is.
+    """
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
+        if decay is not None and group.get("role") in DECAYED_ROLES:
+            group["weight_decay"] = decay
 
 
 def _muon(
@@ -120,9 +134,9 @@ def _can_fuse(groups: Sequence[ParameterGroup]) -> tuple[bool, str]:
     return True, "one pass over weights, gradients and moments"
 
 
-def _decayed(groups: Sequence[ParameterGroup]) -> str:
-    decayed = [group for group in groups if group.weight_decay > 0]
-    if not decayed:
+def _decayed(groups: Sequence[ParameterGroup], decay: WeightDecay) -> str:
+    decayed = [group for group in groups if group.role in DECAYED_ROLES]
+    if not decayed or decay.initial == decay.final == 0:
         return "none"
     roles = ", ".join(group.role for group in decayed)
-    return f"{decayed[0].weight_decay:g} on {roles} ({sum(group.count for group in decayed):,} weights)"
+    return f"{decay.describe()} on {roles} ({sum(group.count for group in decayed):,} weights)"

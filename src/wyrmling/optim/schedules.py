@@ -8,6 +8,12 @@ With W warm-up steps and length N: peak s / W for steps s <= W; then, with j = s
     constant    peak
     cosine      low + (peak - low) (1 + cos(pi min(j, M) / M)) / 2
     linear      peak + (final - peak) min(j, M) / M
+    exponential peak gamma^(s - 1)
+    step        peak gamma^floor((s - 1) / size)
+    noam        factor width^(-1/2) min(s^(-1/2), s W^(-3/2))
+
+`noam` is that of Vaswani and others (2017): it rises to step W, where it is factor / sqrt(width W), and its
+`initial_lr` is the factor, not a rate. The two stages of BitNet are in `bitnet`.
 
 The cosine is that of Loshchilov and Hutter (2017) without restarts: the end value is reached exactly at
 step N and held. One exception: `linear` without warm-up starts at its peak (j = s - 1), as the name
@@ -22,9 +28,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import ConfigError
+from .bitnet import TwoStage, build_weight_decay
 
 if TYPE_CHECKING:
-    from ..config.schema.optimizer import Optimizer
+    from ..config.schema.optimizer import CosineSchedule, LinearSchedule, Optimizer
 
 
 class Schedule(Protocol):
@@ -106,9 +113,68 @@ class Linear:
         return self.peak + (self.final - self.peak) * elapsed / self.changes
 
 
-def build_schedule(optimizer: Optimizer, total_steps: int) -> Schedule:
+@dataclass(frozen=True)
+class Exponential:
+    """Times `gamma` at every step."""
+
+    peak: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        _check_peak(self.peak)
+        _check_gamma(self.gamma)
+
+    def rate(self, step: int) -> float:
+        _check_step(step)
+        return float(self.peak * self.gamma ** (step - 1))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Times `gamma` after every `size` steps."""
+
+    peak: float
+    gamma: float
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_peak(self.peak)
+        _check_gamma(self.gamma)
+        _check_shape(0, self.size)
+
+    def rate(self, step: int) -> float:
+        _check_step(step)
+        return float(self.peak * self.gamma ** ((step - 1) // self.size))
+
+
+@dataclass(frozen=True)
+class Noam:
+    """Up in a line to step `warmup`, then down with the root of the step; `factor` is not a rate."""
+
+    factor: float
+    width: int
+    warmup: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf or self.width < 1:
+            raise ConfigError(
+                f"noam needs a factor above 0 and a model_size of 1 or more, got {self.factor:g} and {self.width}"
+            )
+        _check_shape(0, self.warmup)
+
+    def rate(self, step: int) -> float:
+        _check_step(step)
+        shape = min(1 / math.sqrt(step), step / (self.warmup * math.sqrt(self.warmup)))
+        return self.factor / math.sqrt(self.width) * shape
+
+
+def build_schedule(optimizer: Optimizer, total_steps: int, width: int = 1) -> Schedule:
     """The schedule that the `optimizer` table asks for, in a run of `total_steps` optimizer steps.
 
+    A table `lr_schedule` wins over `schedule_mode`.
+
+    Args:
+        width: D of the model, which `noam` takes where it has no `model_size` of its own.
     Raises:
         ConfigError: values out of range, or a warm-up longer than an explicit `num_iters`.
     """
@@ -116,10 +182,23 @@ def build_schedule(optimizer: Optimizer, total_steps: int) -> Schedule:
         raise ConfigError(f"a run needs at least 1 step, got {total_steps}")
     table = optimizer.lr_schedule
     if table is None:
+        if optimizer.schedule_mode == "bitnet_b158_reference":
+            return TwoStage.of(optimizer.learning_rate, total_steps)
         return Constant(optimizer.learning_rate)
     peak = optimizer.learning_rate if table.initial_lr is None else table.initial_lr
     if table.type == "constant":
         return Constant(peak)
+    if table.type == "exponential":
+        return Exponential(peak, table.gamma)
+    if table.type == "step":
+        return Step(peak, table.gamma, table.step_size or total_steps)
+    if table.type == "noam":
+        return Noam(peak, table.model_size or width, table.warmup_steps or total_steps)
+    return _falling(table, peak, total_steps)
+
+
+def _falling(table: CosineSchedule | LinearSchedule, peak: float, total_steps: int) -> Cosine | Linear:
+    """A schedule that goes up and down once."""
     warmup = table.warmup_steps
     if table.num_iters is not None and warmup > table.num_iters:
         raise ConfigError(
@@ -140,23 +219,55 @@ def describe_length(optimizer: Optimizer, total_steps: int, previous_total: int 
     a run that is resumed with another total (`previous_total` is what it had) changes its rates from the
     next step on.
     """
+    line, key = _describe(optimizer, total_steps)
+    if previous_total is None or previous_total == total_steps:
+        return line
+    if key is not None:
+        keep = f" (set {key} to keep them)" if key else ""
+        line += f"; it was {previous_total}, so the rates differ from here on{keep}"
+    decays = [build_weight_decay(optimizer, total) for total in (previous_total, total_steps)]
+    if decays[0].describe() != decays[1].describe():
+        line += f"; weight decay was {decays[0].describe()} and is {decays[1].describe()}"
+    return line
+
+
+def _describe(optimizer: Optimizer, total_steps: int) -> tuple[str, str | None]:
+    """A schedule in one line, and the key that would make it independent of the run's length.
+
+    The key is None where it is independent already, and empty where no key can make it so.
+    """
     table = optimizer.lr_schedule
+    if table is None and optimizer.schedule_mode == "bitnet_b158_reference":
+        return TwoStage.of(optimizer.learning_rate, total_steps).describe(), ""
     if table is None or table.type == "constant":
-        return "constant: the same rate at every step"
+        return "constant: the same rate at every step", None
+    if table.type == "exponential":
+        return f"exponential: times {table.gamma:g} at every step", None
+    if table.type == "step":
+        size, key = table.step_size or total_steps, None if table.step_size else "step_size"
+        return f"step: times {table.gamma:g} after every {size} steps", key
+    late = "; the run ends before the warm-up does" if (table.warmup_steps or 0) >= total_steps else ""
+    if table.type == "noam":
+        if table.warmup_steps:
+            return f"noam with {table.warmup_steps} steps of warm-up{late}", None
+        return f"noam with {total_steps} steps of warm-up: the whole run", "warmup_steps"
     warmup = f", {table.warmup_steps} of them warm-up" if table.warmup_steps else ""
     if table.num_iters is not None:
-        return f"{table.type} over {table.num_iters} steps{warmup}: num_iters is set"
-    line = f"{table.type} over {total_steps} steps{warmup}: the whole run, num_iters is not set"
-    if table.warmup_steps >= total_steps:
-        line += "; the run ends before the warm-up does"
-    if previous_total is not None and previous_total != total_steps:
-        line += f"; it was {previous_total}, so the rates differ from here on (set num_iters to keep them)"
-    return line
+        return f"{table.type} over {table.num_iters} steps{warmup}: num_iters is set", None
+    return (
+        f"{table.type} over {total_steps} steps{warmup}: the whole run, num_iters is not set{late}",
+        "num_iters",
+    )
 
 
 def _check_peak(peak: float) -> None:
     if not 0 < peak <= 1:
         raise ConfigError(f"the peak of a schedule must be above 0 and at most 1, got {peak:g}")
+
+
+def _check_gamma(gamma: float) -> None:
+    if not 0 < gamma <= 1:
+        raise ConfigError(f"optimizer.lr_schedule.gamma must be above 0 and at most 1, got {gamma:g}")
 
 
 def _check_shape(warmup: int, length: int) -> None:
