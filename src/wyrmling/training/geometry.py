@@ -29,7 +29,7 @@ def geometry_line(config: Config, device: str, memory: Memory, tile: int | None 
         device=device,
         memory=system,
         micro_batch=training.batch_size,
-        kernel_block=training.block_size,
+        kernel_block=training.kernel_block,
         sizes=sizes,
     )
 
@@ -73,7 +73,7 @@ def _rwkv8(config: Config, memory: Memory, tile: int | None) -> dict[str, object
     model, training = config.effective_model, config.training
     total = layer_totals(model)[0]
     neurons = total // model.n_head
-    length = min(training.block_size, tile or training.block_size)
+    length = min(training.kernel_block, tile or training.kernel_block)
     return {
         "latent_total": total,
         "latent/head": neurons,

@@ -99,7 +99,7 @@ def choose_machine(
         config.effective_model,
         geometry,
         rows=training.batch_size,
-        length=training.block_size,
+        length=training.kernel_block,
         device=device.value,
         element_size=DTYPES[dtype.value].itemsize,
         overridden=training.sequence_kernel_override is not None,
@@ -108,7 +108,7 @@ def choose_machine(
     memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"))
 
     def seconds() -> float:
-        operations = operations_per_token(geometry, training.block_size, executor.tile)
+        operations = operations_per_token(geometry, training.kernel_block, executor.tile)
         return run_seconds(tokens, operations, measured.of(DTYPES[dtype.value]))
 
     kernels = choose_kernels(
@@ -305,7 +305,7 @@ def _activation_memory(
             executor,
             geometry,
             rows=config.training.batch_size,
-            length=config.training.block_size,
+            length=config.training.kernel_block,
             recompute=value == "recompute",
             element_size=DTYPES[dtype].itemsize,
             dropout=config.model.dropout > 0,

@@ -178,7 +178,7 @@ class Session:
             self.machine.chosen_executor,
             self.model.geometry,
             rows=training.batch_size,
-            length=training.block_size,
+            length=training.kernel_block,
             recompute=self.machine.recompute,
             element_size=self.machine.dtype.itemsize,
             dropout=self.config.model.dropout > 0,

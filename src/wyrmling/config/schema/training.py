@@ -115,6 +115,11 @@ class Training(Table):
         default=None, description="End the run when validation no longer improves; unset: never."
     )
 
+    @property
+    def kernel_block(self) -> int:
+        """Tokens that the model reads in one call: a chunk, or the block where there are no chunks."""
+        return self.tbptt_chunk_size or self.block_size
+
     @classmethod
     def adjusted(cls, values: dict[str, Any]) -> dict[str, Any]:
         """A run that carries its states streams; one that is counted in epochs reads everything once in each."""
