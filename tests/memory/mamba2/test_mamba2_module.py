@@ -219,6 +219,52 @@ def test_under_autocast_sums_and_state_are_float32(length: int, executor: str) -
         assert float((low[name] - expected).norm() / expected.norm()) < 0.1, name
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("executor", ["auto", "naive"])
+def test_under_autocast_the_two_projections_alone_are_rounded(length: int, executor: str) -> None:
+    """To the last bit: what lies between them is computed in float32, from what the first made of the stream."""
+    memory = build(width=16, headdim=8, chunk_size=8, executor=executor).float()
+    stream = draw(2, length, 16).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, state = read(memory, stream)
+    projected = (stream.bfloat16() @ memory.in_proj.bfloat16()).float()
+    mixed, expected_state = memory._mix(projected, None, torch.float32, True)
+    assert torch.equal(found[:, 0], (mixed.bfloat16() @ memory.out_proj.bfloat16()).float())
+    for name, part in expected_state.items():
+        assert state[name].dtype == torch.float32
+        assert torch.equal(state[name], part)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("executor", ["auto", "naive"])
+@pytest.mark.parametrize("norm_full_width", [False, True])
+@pytest.mark.parametrize("norm_before_gate", [False, True])
+def test_what_is_normalised_and_when(executor: str, norm_full_width: bool, norm_before_gate: bool) -> None:
+    """With unit gains and no last projection, what comes out (before its gate) has mean square 1 where it should."""
+    memory = build(
+        width=8,
+        headdim=2,
+        expand=1,
+        ngroups=2,
+        executor=executor,
+        norm_eps=1e-12,
+        norm_full_width=norm_full_width,
+        norm_before_gate=norm_before_gate,
+    )
+    memory.norm_weight.fill_(1.0)
+    memory.out_proj.copy_(torch.eye(8))
+    stream = draw(2, 9, 8)
+    found = read(memory, stream)[0][:, 0]
+    if norm_before_gate:
+        found = found / functional.silu((stream @ memory.in_proj)[..., :8])
+    of_groups = found.unflatten(-1, (2, 4)).square().mean(-1)
+    normalised = of_groups.mean(-1) if norm_full_width else of_groups
+    torch.testing.assert_close(normalised, torch.ones_like(normalised), rtol=1e-6, atol=1e-6)
+    other = of_groups if norm_full_width else found.square()
+    assert float((other - 1).abs().max()) > 0.1
+
+
 def test_a_float64_memory_is_float64_throughout() -> None:
     found, state = read(build(), draw(1, 3))
     assert found.dtype == state["ssm"].dtype == state["conv"].dtype == torch.float64
