@@ -288,3 +288,14 @@ def test_the_gradient_of_a_decay_that_forgets_everything_is_nothing() -> None:
         (gradient,) = torch.autograd.grad(form.ssd(*inputs)[0].square().sum(), inputs.log_decay)
         assert float(gradient[:, :, 1::3].abs().max()) == 0
         assert float(gradient[:, :, 2::3].abs().min()) > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 6])
+def test_a_state_may_lie_in_memory_in_any_order(length: int) -> None:
+    """As rows that were picked, or heads that come first, leave it."""
+    inputs = draw(3, 4, 2, length)
+    heads_first = inputs.state.permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0)
+    assert not heads_first.is_contiguous()
+    found = chunked.ssd(*inputs[:4], heads_first, chunk=4)
+    assert_same(list(found), list(naive.ssd(*inputs)))

@@ -228,5 +228,5 @@ def single_token(
     # the heads of a group are stacked along P, so that one key and one query serve them all
     written = values.reshape(rows, groups, -1, 1) * keys
     state = torch.addcmul(written.view_as(state), log_decay.exp()[..., None], state)
-    read = torch.matmul(state.view(rows, groups, -1, keys_width), queries.mT)
+    read = torch.matmul(state.reshape(rows, groups, -1, keys_width), queries.mT)
     return read.view(rows, heads, 1, width), state
