@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from wyrmling.checkpoint import checkpoint_path
@@ -57,8 +58,8 @@ sys.exit(main())
 class Victim:
     """One run that is started, killed and resumed until it is finished."""
 
-    def __init__(self, folder: Path, text: Path, name: str) -> None:
-        self.folder, self.text, self.name = folder, text, name
+    def __init__(self, folder: Path, text: Path, name: str, extra: Sequence[str] = ()) -> None:
+        self.folder, self.text, self.name, self.extra = folder, text, name, extra
         self.environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -75,6 +76,7 @@ class Victim:
         if self.path.is_dir():
             return ["train", "--resume", self.name]
         settings = [*SETTINGS, f'dataset.path="{self.text.as_posix()}"', f"run_layout.name={self.name}"]
+        settings += self.extra
         return ["train", "tiny", *(part for setting in settings for part in ("--set", setting))]
 
     def start(self, *, die_at_write: int | None = None) -> subprocess.Popen[str]:
@@ -132,20 +134,24 @@ class Victim:
         return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
 
 
-def torment(folder: Path, text: Path, *, kills: int, inside: int, seed: int) -> int:
+def torment(
+    folder: Path, text: Path, *, kills: int, inside: int, seed: int, extra: Sequence[str] = ()
+) -> int:
     """Kill runs `kills` times at uniform moments and `inside` times inside a write; every run must end alike.
+
+    `extra`: more `--set` texts for all of them.
 
     Returns: how many kills left a half-made file or directory behind, which proves that they fell inside a save.
     """
-    straight = Victim(folder, text, "straight")
+    straight = Victim(folder, text, "straight", extra)
     life = straight.finish()
     expected = straight.weights()
-    assert len(expected) == 2
+    assert len(expected) >= 2
     draw = random.Random(seed)
     plan = ["moment"] * kills + ["write"] * inside
     draw.shuffle(plan)
     caught_in_a_save = runs = 0
-    victim = Victim(folder, text, "victim-0")
+    victim = Victim(folder, text, "victim-0", extra)
     while plan:
         kind = plan.pop()
         if kind == "moment":
@@ -158,7 +164,7 @@ def torment(folder: Path, text: Path, *, kills: int, inside: int, seed: int) -> 
         if victim.finished():
             assert victim.weights() == expected, f"{victim.name} ended with other weights"
             runs += 1
-            victim = Victim(folder, text, f"victim-{runs}")
+            victim = Victim(folder, text, f"victim-{runs}", extra)
     if not victim.finished():
         victim.finish()
         assert victim.weights() == expected, f"{victim.name} ended with other weights"

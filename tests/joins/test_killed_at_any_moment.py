@@ -29,6 +29,23 @@ def test_ten_kills_change_nothing(tmp_path: Path, text: Path) -> None:
     assert torment(tmp_path, text, kills=6, inside=4, seed=1) >= 1
 
 
+CARRIED = ("training.tbptt_chunk_size=8", "training.tbptt_persist_across_steps=true")
+
+
+def test_two_kills_change_nothing_with_states_carried(tmp_path: Path, text: Path) -> None:
+    """Everything that a checkpoint can hold: a state of four parts, carried from step to step, and Muon's moments."""
+    extra = (*CARRIED, "model.sequence_kernel=mamba3", "optimizer.name=muon")
+    torment(tmp_path, text, kills=1, inside=1, seed=3, extra=extra)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("memory", ["linear_attention", "mamba2", "mamba3", "rwkv8"])
+def test_twenty_kills_change_nothing_whatever_the_memory(tmp_path: Path, text: Path, memory: str) -> None:
+    extra = (*CARRIED, f"model.sequence_kernel={memory}", "optimizer.name=muon")
+    torment(tmp_path, text, kills=12, inside=8, seed=4, extra=extra)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_two_hundred_kills_change_nothing(tmp_path: Path, text: Path) -> None:
