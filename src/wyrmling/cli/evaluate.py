@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from .choices import checkpoint_step
+
+if TYPE_CHECKING:
+    from ..training import LoadedRun
 
 
 def evaluate(
@@ -31,6 +34,17 @@ def evaluate(
     block_size: Annotated[
         int | None, typer.Option(min=1, help="Tokens per block; default: as in training.")
     ] = None,
+    probe_state: Annotated[
+        bool,
+        typer.Option(
+            "--probe-state",
+            help="Score with a living and with an emptied state, by distance; writes probe_state.json and .png.",
+        ),
+    ] = False,
+    probe_length: Annotated[
+        int | None,
+        typer.Option(min=64, help="Tokens after which the probe empties a state; default: by the text."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Loss, perplexity and bits per byte over every token of a text, each exactly once."""
@@ -40,6 +54,9 @@ def evaluate(
     from ..training import load_run
 
     loaded = load_run(run, checkpoint=step)
+    if probe_state:
+        _probe(loaded, text, split, rows, probe_length, json)
+        return
     found = run_evaluation(
         loaded, text=text, split=split, carry_state=state == "carry", rows=rows, block_size=block_size
     )
@@ -70,3 +87,43 @@ def evaluate(
     typer.echo(f"perplexity     {found.perplexity:.3f}")
     if found.bits_per_byte is not None:
         typer.echo(f"bits per byte  {found.bits_per_byte:.4f}")
+
+
+def _probe(
+    loaded: LoadedRun,
+    text: Path | None,
+    split: Literal["validation", "train"],
+    rows: int | None,
+    length: int | None,
+    as_json: bool,
+) -> None:
+    """What a living state is worth: a table, and two files in the run's folder."""
+    import dataclasses
+    import json as writer
+
+    from ..files import write_json_atomically
+    from ..training import probe
+    from ..watch.probe import write_probe
+
+    found = probe(loaded, text=text, split=split, rows=rows, period=length)
+    record = {
+        "run": loaded.run.name,
+        "step": loaded.step,
+        "text": split if text is None else str(text),
+        "distances": [dataclasses.asdict(distance) for distance in found],
+    }
+    write_json_atomically(loaded.run.path / "probe_state.json", record)
+    picture = write_probe(found, loaded.run.path / "probe_state.png")
+    if as_json:
+        typer.echo(writer.dumps(record))
+        return
+    typer.echo(
+        f"{loaded.run.name}, step {loaded.step}, on {record['text']}: nats per token by distance from an emptied state"
+    )
+    typer.echo(f"{'distance':>16}  {'tokens':>9}  {'living':>7}  {'emptied':>7}  gain")
+    for d in found:
+        where = f"{d.after + 1:,}-{d.upto:,}"
+        typer.echo(
+            f"{where:>16}  {d.tokens:>9,}  {d.live:7.4f}  {d.reset:7.4f}  {d.gain:+.4f} ± {d.interval:.4f}"
+        )
+    typer.echo(f"written to {picture.parent}: probe_state.json, probe_state.png")

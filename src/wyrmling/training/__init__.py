@@ -1,9 +1,20 @@
 """Training: choices, steps, the loop, validation, runs that go on, runs that are loaded again."""
 
-from .evaluate import evaluate
+from .evaluate import evaluate, probe
 from .evaluation import Evaluation
 from .loading import LoadedRun, load_run
 from .machine import Machine
+from .probing import Distance
 from .run import TrainResult, train
 
-__all__ = ["Evaluation", "LoadedRun", "Machine", "TrainResult", "evaluate", "load_run", "train"]
+__all__ = [
+    "Distance",
+    "Evaluation",
+    "LoadedRun",
+    "Machine",
+    "TrainResult",
+    "evaluate",
+    "load_run",
+    "probe",
+    "train",
+]

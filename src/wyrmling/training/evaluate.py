@@ -11,6 +11,7 @@ from ..data.store import Split
 from ..errors import DataError
 from .evaluation import Evaluation, evaluate_split
 from .loading import LoadedRun
+from .probing import Distance, probe_state
 
 
 def evaluate(
@@ -44,6 +45,30 @@ def evaluate(
         rows=rows or (1 if text is not None else training.batch_size),
         carry_state=carry_state,
         progress=progress,
+    )
+
+
+def probe(
+    loaded: LoadedRun,
+    *,
+    text: str | Path | None = None,
+    split: Literal["train", "validation"] = "validation",
+    rows: int | None = None,
+    period: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Distance]:
+    """What a living state is worth, by distance from the point where it would have been emptied; see `probing`.
+
+    Args:
+        period: tokens between two such points, a multiple of 64; default: as long as leaves some 32 segments.
+    Raises:
+        ConfigError: another period.
+        DataError: as `evaluate`, and a text that is too short.
+    """
+    chosen = _file(loaded, Path(text)) if text is not None else _split(loaded, split)
+    side_by_side = rows or (1 if text is not None else loaded.config.training.batch_size)
+    return probe_state(
+        loaded.model, chosen, loaded.machine, rows=side_by_side, period=period, progress=progress
     )
 
 
