@@ -5,15 +5,17 @@ half of a block and t in the later one. With the middle of that block as referen
 
     lam^(t-1-s) = lam^(t-middle) lam^(middle-1-s)             both exponents at least 0
 
-so that the pairs of a level are one product of scaled queries with scaled keys, exact for lam near 0 and near 1. A
-level with halves of c tokens scales half of the queries and half of the keys, each by a table of c powers.
+so that the pairs of a level are one product of scaled queries with scaled keys, exact for lam near 0 and near 1. From
+halves of c tokens to halves of 2 c, the queries that were in later halves and the keys that were in earlier ones lose
+another lam^c, in place; all others stay as they are. After the last level the queries are scaled as the state before
+the chunk wants them, and the keys as the state after it does.
 
-Shapes: [..., P, N], P tokens (a power of two), N neurons. The halves of a level are views [..., P / 2c, c, N].
+Shapes: H heads, B rows, P tokens (a power of two), N neurons. The halves of a level are views [H, B, P / 2c, c, N].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,12 +24,7 @@ from torch import Tensor
 LOW_FROM = 16
 
 
-def spans(size: int) -> Iterator[int]:
-    """The lengths of halves, shortest first: 1, 2, 4, ... below `size` (a power of two)."""
-    span = 1
-    while span < size:
-        yield span
-        span *= 2
+Buffers = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
 
 
 def padded(length: int) -> int:
@@ -45,117 +42,204 @@ def later(x: Tensor, span: int) -> Tensor:
     return x.unflatten(-2, (-1, 2, span)).select(-3, 1)
 
 
-class Powers:
-    """lam^e for e = 0 .. size, and e lam^e, its derivative by log lam.
+def meeting(pair: Tensor, span: int) -> Tensor:
+    """The later halves of pair[0] and the earlier halves of pair[1], for a contiguous pair [2, H, B, P, N].
 
-    Args:
-        log_decay: [H, N], at most 0.
-        size: the largest exponent.
+    One view [2, H, B, P / 2c, c, N]: what meets at a level takes one pass, not two.
     """
-
-    def __init__(self, log_decay: Tensor, size: int) -> None:
-        exponents = torch.arange(size + 1, dtype=log_decay.dtype, device=log_decay.device)[:, None]
-        powers = torch.exp(log_decay[:, None] * exponents)
-        self._rising = torch.stack([powers, exponents * powers])  # [2, H, size + 1, N]
-        self._falling = self._rising.flip(2)
-        self.size = size
-
-    def after(self, length: int) -> Tensor:
-        """lam^0 .. lam^(length-1): what a state has lost at each of `length` tokens. [2, H, 1, length, N]."""
-        return self._rising[:, :, None, :length]
-
-    def before(self, length: int) -> Tensor:
-        """lam^(length-1) .. lam^0: what is left of each of `length` tokens after the last. [2, H, 1, length, N]."""
-        return self._falling[:, :, None, self.size + 1 - length :]
-
-    def until(self, length: int) -> Tensor:
-        """lam^length .. lam^1: as `before`, one token later. [2, H, 1, length, N]."""
-        return self._falling[:, :, None, self.size - length : self.size]
-
-    def at(self, exponent: int) -> Tensor:
-        """lam^exponent, [2, H, 1, N]."""
-        return self._rising[:, :, None, exponent]
+    _, heads, rows, size, width = pair.shape
+    half, row = span * width, size * width
+    shape = (2, heads, rows, size // (2 * span), span, width)
+    steps = (heads * rows * row - half, rows * row, row, 2 * half, width, 1)
+    return pair.as_strided(shape, steps, pair.storage_offset() + half)
 
 
-def decayed_sums(x: Tensor, first: Tensor, powers: Powers) -> Tensor:
-    """y_0 = first, y_t = lam y_{t-1} + x_{t-1}: [H, B, P, N] from x [H, B, P, N] and first [H, B, N]."""
-    y = torch.zeros_like(x)
-    y[:, :, 0] = first
-    lam = powers.at(1)[0].unsqueeze(-2)[..., None, :]
-    for span in spans(x.shape[2]):
-        # what the earlier half leaves to the later one: its last sum, decayed, and its last token
-        last = slice(span - 1, span)
-        left = torch.addcmul(earlier(x, span)[..., last, :], earlier(y, span)[..., last, :], lam)
-        later(y, span).addcmul_(left, powers.after(span)[0].unsqueeze(2))
-    return y
-
-
-def decayed_sums_from_the_end(y: Tensor, powers: Powers) -> Tensor:
-    """y_t += lam y_{t+1}, from the last token to the first, in place: the gradient of `decayed_sums`. [H, B, P, N]."""
-    for span in spans(y.shape[2]):
-        earlier(y, span).addcmul_(later(y, span)[..., :1, :], powers.until(span)[0].unsqueeze(2))
-    return y
-
-
-def _square(scores: Tensor, span: int) -> Tensor:
+def square(scores: Tensor, span: int) -> Tensor:
     """Where the pairs of a level lie in scores [..., P, P]: a view [..., P / 2c, c, c], later by earlier tokens."""
-    blocks = scores.unflatten(-1, (-1, 2, span)).unflatten(-4, (-1, 2, span))  # [..., nb, 2, c, nb, 2, c]
+    blocks = scores.unflatten(-1, (-1, 2, span)).unflatten(-4, (-1, 2, span))  # [..., P/2c, 2, c, P/2c, 2, c]
     return blocks.select(-2, 0).select(-4, 1).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
 
 
-def _scaled(
-    queries: Tensor, keys: Tensor, span: int, powers: Powers, low: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The operands of a level's product, batches of [c, N]."""
-    q, k = later(queries, span), earlier(keys, span)
-    if span > 1:
-        q, k = q * powers.after(span)[0].unsqueeze(2), k * powers.before(span)[0].unsqueeze(2)
-    if span >= LOW_FROM:
-        q, k = q.to(low), k.to(low)
-    return q.flatten(0, -3), k.flatten(0, -3)
-
-
-def pair_scores(queries: Tensor, keys: Tensor, powers: Powers, low: torch.dtype) -> Tensor:
-    """sum_n lam^(t-1-s) queries_t keys_s for s < t, and 0 elsewhere.
-
-    queries, keys [H, B, P, N]; products of large halves run in `low`. Returns [H, B, P, P] in `low`.
-    """
-    size = queries.shape[2]
-    scores = queries.new_zeros(*queries.shape[:2], size, size, dtype=low)
-    for span in spans(size):
-        q, k = _scaled(queries, keys, span, powers, low)
-        square = _square(scores, span)
-        square.copy_(torch.bmm(q, k.mT).view(square.shape))
-    return scores
-
-
-def add_pair_gradients(
-    g_scores: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    powers: Powers,
-    low: torch.dtype,
-    to_queries: Tensor,
-    to_keys: Tensor,
-) -> None:
-    """The gradients of `pair_scores`, added in place.
+class Powers:
+    """Tables of lam^e for e = 0 .. size.
 
     Args:
-        g_scores: [H, B, P, P] in `low`; only s < t is read.
-        to_queries, to_keys: [1 or 2, H, B, P, N]. The first entry is the gradient; the second one the same with every
-            term times its exponent, so that queries * to_queries[1] + keys * to_keys[1] sums to that of log lam.
+        tables: where they lie, [2, H, 1, size + 1, N]: `rising`, and `falling` in reverse order.
+
+    Attributes:
+        exponents: 0 .. size.
+        one: lam itself, [H, 1, N].
     """
-    parts = to_queries.shape[0]
-    for span in spans(queries.shape[2]):
-        q, k = _scaled(queries, keys, span, powers, low)
-        square = _square(g_scores, span)
-        g = square.to(q.dtype).reshape(-1, span, span)
-        shape = (*square.shape[:-1], queries.shape[-1])
-        g_q = torch.bmm(g, k).view(shape).to(queries.dtype)
-        g_k = torch.bmm(g.mT, q).view(shape).to(keys.dtype)
-        if span == 1:  # neighbours: no decay lies between them
-            later(to_queries[0], span).add_(g_q)
-            earlier(to_keys[0], span).add_(g_k)
+
+    def __init__(self, tables: Tensor) -> None:
+        self.tables, self.size = tables, tables.shape[3] - 1
+        self.rising, self.falling = tables
+        self.exponents = torch.arange(self.size + 1, dtype=tables.dtype, device=tables.device)
+        self.one = self.rising[:, :, 1]
+
+    def set(self, log_decay: Tensor) -> None:
+        """Take other decays, log lam [H, N], at most 0."""
+        torch.mul(log_decay[:, None, None], self.exponents[:, None], out=self.rising)
+        self.falling.copy_(self.rising.exp_().flip(2))
+
+    def after(self, length: int) -> Tensor:
+        """lam^0 .. lam^(length-1): what a state has lost at each of `length` tokens. [H, 1, length, N]."""
+        return self.rising[:, :, :length]
+
+    def before(self, length: int) -> Tensor:
+        """lam^(length-1) .. lam^0: what is left of each of `length` tokens after the last. [H, 1, length, N]."""
+        return self.falling[:, :, self.size + 1 - length :]
+
+    def until(self, length: int) -> Tensor:
+        """lam^length .. lam^1: as `before`, one token later. [H, 1, length, N]."""
+        return self.falling[:, :, self.size - length : self.size]
+
+    def at(self, exponent: int) -> Tensor:
+        """lam^exponent, [H, 1, N]."""
+        return self.rising[:, :, exponent]
+
+    def meeting(self, span: int) -> Tensor:
+        """`after(span)` and `before(span)` as one view [2, H, 1, 1, span, N]."""
+        _, heads, _, rows, width = self.tables.shape
+        table = rows * width
+        steps = (heads * table + (rows - span) * width, table, table, table, width, 1)
+        return self.tables.as_strided((2, heads, 1, 1, span, width), steps, self.tables.storage_offset())
+
+
+class Block:
+    """P tokens as keys and queries, and the products of their pairs, in buffers that serve chunk after chunk.
+
+    Args:
+        shape: (H, B, P, N), P a power of two.
+        powers: up to P at least.
+        low: type of the large products.
+        buffer: (name, shape, dtype) -> where to work.
+        gradients: whether gradients will be asked for.
+
+    Attributes, all [H, B, P, N] in the type of `powers`:
+        queries, keys: `pair[0]` and `pair[1]`, to be filled by the user, zeros for tokens that are none.
+        sums: see `decayed_sums`.
+        to_queries, to_keys: the gradients, `to_pair[0]` and `to_pair[1]`; only with `gradients`, as are
+        unscaled: a copy of the queries, by the user.
+        spare: free between calls, as is low_spare.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        powers: Powers,
+        low: torch.dtype,
+        buffer: Buffers,
+        *,
+        gradients: bool = False,
+    ) -> None:
+        self.shape, self.powers, self.low, self.wide = shape, powers, low, powers.tables.dtype
+        self.pair, self.sums = buffer("pair", (2, *shape), self.wide), buffer("sums", shape, self.wide)
+        self.queries, self.keys = self.pair
+        self.low_pair = buffer("low pair", shape, low)
+        if gradients:
+            self.to_pair = buffer("to pair", (2, *shape), self.wide)
+            self.to_queries, self.to_keys = self.to_pair
+            self.unscaled, self.spare = (buffer(name, shape, self.wide) for name in ("unscaled", "spare"))
+            self.low_spare = buffer("low spare", shape, low)
+        spans = [1 << n for n in range(shape[2].bit_length() - 1)]
+        self._levels = [Level(self, span, gradients=gradients) for span in spans]
+
+    def decayed_sums(self, first: Tensor) -> None:
+        """sums_0 = first [H, B, N], sums_t = lam sums_{t-1} + keys_{t-1}."""
+        self.sums[:, :, ::2] = 0
+        self.sums[:, :, 0] = first
+        for level in self._levels:
+            level.pass_on_sums()
+
+    def decayed_sums_from_the_end(self, x: Tensor) -> None:
+        """x_t += lam x_{t+1}, from the last token to the first, in place: the gradient of `decayed_sums`."""
+        for level in self._levels:
+            earlier(x, level.span).addcmul_(later(x, level.span)[..., :1, :], level.until)
+
+    def scores(self) -> Tensor:
+        """sum_n lam^(t-1-s) queries_t keys_s for s < t, and 0 elsewhere. [H B, P, P] in `low`.
+
+        Queries and keys are scaled afterwards: by lam^t and lam^(P-1-s).
+        """
+        heads, rows, size, _ = self.shape
+        scores = self.keys.new_zeros(heads * rows, size, size, dtype=self.low)
+        for level in self._levels:
+            queries, keys = level.operands()
+            place = square(scores, level.span)
+            place.copy_(torch.bmm(queries, keys.mT).view(place.shape))
+            level.scale()
+        return scores
+
+    def add_gradients(self, g_scores: Tensor, g_decay: Tensor | None) -> None:
+        """Adds those of `scores` to `to_pair`, and to g_decay [2 H, 1, N] the two parts of that of log lam.
+
+        g_scores: [H B, P, P] in `low`; only s < t is read. Scales as `scores` does.
+        """
+        for level in self._levels:
+            level.add_gradients(square(g_scores, level.span), g_decay)
+            level.scale()
+
+
+class Level:
+    """The pairs of tokens that meet in the halves of blocks of 2 `span` tokens: views of a block's buffers."""
+
+    def __init__(self, block: Block, span: int, *, gradients: bool) -> None:
+        self.span = span
+        powers, (heads, rows, size, width) = block.powers, block.shape
+        blocks = size // (2 * span)
+        self.until, self._after = powers.until(span).unsqueeze(2), powers.after(span).unsqueeze(2)
+        self._one, self._lost = powers.one[:, :, None, None], powers.at(span)[:, :, None, None]
+        self._last_sums, self._last_keys = (
+            earlier(x, span)[..., span - 1 : span, :] for x in (block.sums, block.keys)
+        )
+        self._later_sums = later(block.sums, span)
+        self._pair = meeting(block.pair, span)
+        self._is_low = span >= LOW_FROM and block.low != block.wide
+        halves = (2, heads, rows, blocks, span, width)
+        self._low_pair = block.low_pair.view(halves)
+        self._operands = [x.flatten(0, 2) for x in (self._low_pair if self._is_low else self._pair)]
+        if not gradients:
+            return
+        self._to_pair, self._tables = meeting(block.to_pair, span), powers.meeting(span)
+        self._g_pair, self._low_g_pair = block.spare.view(halves), block.low_spare.view(halves)
+        exponents = powers.exponents[:span].repeat(rows * blocks)
+        both = torch.stack([exponents, exponents.flip(0)])
+        self._exponents = both[:, None].expand(2, heads, -1).reshape(2 * heads, 1, -1)
+
+    def pass_on_sums(self) -> None:
+        """What the earlier halves leave to the later ones: their last sum, decayed, and their last token."""
+        if self.span == 1:
+            torch.addcmul(self._last_keys, self._last_sums, self._one, out=self._later_sums)
         else:
-            later(to_queries, span).addcmul_(g_q, powers.after(span)[:parts].unsqueeze(3))
-            earlier(to_keys, span).addcmul_(g_k, powers.before(span)[:parts].unsqueeze(3))
+            left = torch.addcmul(self._last_keys, self._last_sums, self._one)
+            self._later_sums.addcmul_(left, self._after)
+
+    def operands(self) -> list[Tensor]:
+        """Queries and keys, batches of [c, N], in the type of this level's products."""
+        if self._is_low:
+            self._low_pair.copy_(self._pair)
+        return self._operands
+
+    def scale(self) -> None:
+        """To what the next level wants."""
+        self._pair.mul_(self._lost)
+
+    def add_gradients(self, g_scores: Tensor, g_decay: Tensor | None) -> None:
+        """See `Block.add_gradients`; g_scores [H B, P / 2c, c, c]."""
+        if self.span == 1:  # neighbours: no decay lies between them
+            g = g_scores.to(self._pair.dtype).reshape(*self._pair.shape[1:4], 1, 1)
+            self._to_pair[0].addcmul_(self._pair[1], g)
+            self._to_pair[1].addcmul_(self._pair[0], g)
+            return
+        queries, keys = self.operands()
+        g = g_scores.to(keys.dtype).reshape(-1, self.span, self.span)
+        to = self._low_g_pair if self._is_low else self._g_pair
+        torch.bmm(g, keys, out=to[0].flatten(0, 2))
+        torch.bmm(g.mT, queries, out=to[1].flatten(0, 2))
+        if self._is_low:
+            self._g_pair.copy_(to)
+        self._to_pair.addcmul_(self._g_pair, self._tables)
+        if g_decay is not None:
+            self._g_pair.mul_(self._pair)
+            g_decay.baddbmm_(self._exponents, self._g_pair.view(len(g_decay), -1, g_decay.shape[-1]))

@@ -13,6 +13,7 @@ from ..base import Memory, MemoryState, reset_rows
 from ..choose import FormChoice
 from . import chunked, naive
 from .chunking import FIRST, SCRATCH_BYTES, runtime_chunk
+from .workspace import Workspace
 
 EXECUTORS = ("auto", "reference", "naive")
 TILE = 512  # tokens that a layer hands over at a time: several chunks, and the neurons of a tile still fit a cache
@@ -48,6 +49,7 @@ class Rwkv8(Memory):
         self.neurons, self.width, self.executor = neurons, width, executor
         self.chunk_override: int | None = None
         self.scratch_bytes = SCRATCH_BYTES
+        self._workspace = Workspace()
         self.time_decay = declare(
             nn.Parameter(initial_time_decay(heads, neurons)), self.parameter_roles["time_decay"]
         )
@@ -72,7 +74,9 @@ class Rwkv8(Memory):
         """Chunks that hand the state on, always: with a decay per neuron no dense form is cheaper."""
         tile = min(length, TILE)
         chunk = self.chunk_override or FIRST
-        return FormChoice("chunked", tile, f"{tile} tokens at a time, in chunks of at most {min(chunk, tile)}")
+        return FormChoice(
+            "chunked", tile, f"{tile} tokens at a time, in chunks of at most {min(chunk, tile)}"
+        )
 
     def initial_state(
         self, rows: int, *, neurons: int | None = None, device: torch.device | None = None
@@ -106,7 +110,7 @@ class Rwkv8(Memory):
             if self.executor == "auto" and length > 1:
                 chunk = self.runtime_chunk(rows, length, width)
                 read, final_rho, final_norm = chunked.decayed_recurrence(
-                    neurons, stream, log_decay, rho, norm, chunk=chunk, carry=carry
+                    neurons, stream, log_decay, rho, norm, chunk=chunk, carry=carry, workspace=self._workspace
                 )
             else:
                 if rho is None or norm is None:
