@@ -53,7 +53,11 @@ def tensors_of(run: Path, step: int) -> dict[str, bytes]:
     "extra",
     [
         (),
-        ("training.order=epochs", "training.gradient_accumulation_steps=2"),
+        (
+            "training.order=epochs",
+            "training.gradient_accumulation_steps=2",
+            "optimizer.name=bitnet_published",
+        ),
         ("optimizer.name=muon", "runtime.dtype=bfloat16"),
     ],
 )
