@@ -9,7 +9,7 @@ tensors whose first axis is the batch row; how many tokens a row has seen (its p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -45,6 +45,8 @@ class Memory(nn.Module, ABC):
     executor: str
     #: What each parameter is for, by its name; a memory declares its parameters' roles when it creates them.
     parameter_roles: ClassVar[Mapping[str, Role]] = {}
+    #: Sizes of projections that lie side by side in one parameter, by its name; see `numerics.roles.declare`.
+    parameter_parts: Mapping[str, Sequence[int]] = {}
 
     @abstractmethod
     def initial_state(

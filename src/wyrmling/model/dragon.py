@@ -10,7 +10,7 @@ Source: the published BDH code (Pathway, "The Dragon Hatchling", 2025) and its r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -92,8 +92,7 @@ class Model(nn.Module):
         named: dict[str, Role] = {"embedding.weight": "embedding", "lm_head": "head"}
         named |= {f"memory.{name}": role for name, role in self.memory.parameter_roles.items()}
         named |= {"norm.gain": "gain", "norm.alpha": "gain", "norm.bias": "bias", "norm.shift": "bias"}
-        own: Mapping[str, Sequence[int]] = getattr(self.memory, "parameter_parts", {})
-        parts = {f"memory.{name}": sizes for name, sizes in own.items()}
+        parts = {f"memory.{name}": sizes for name, sizes in self.memory.parameter_parts.items()}
         for name, parameter in self.named_parameters():
             heads = self.geometry.heads if name == "decoder" else 1
             declare(parameter, named.get(name, "matrix"), parts=parts.get(name, ()), heads=heads)
