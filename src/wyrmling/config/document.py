@@ -31,8 +31,8 @@ the name of a recipe. Other paths are relative to the working directory.
 - A table over a table merges key by key; anything else replaces what was there, lists as a whole.
 - A new `type` of a table drops the keys that only the old type has.
 - Of two keys that say the same thing in two ways (`epochs` and `max_iters`, `latent_total` and
-  `mlp_internal_dim_multiplier`, `grad_clip_norm`, `grad_clip_norm_per_tensor` and `grad_clip_value`, `field` and `template`,
-  `gradient_accumulation_steps` and `target_effective_batch_size`) the later file's wins.
+  `mlp_internal_dim_multiplier`, `grad_clip_norm`, `grad_clip_norm_per_tensor` and `grad_clip_value`,
+  `field` and `template`, `gradient_accumulation_steps` and `target_effective_batch_size`) the later file's wins.
 - `"none"` leaves an optional key unset.
 - `--set training.batch_size=16` lays one value over all files. The value is TOML or bare text; items of a
   list are numbered (`--set dataset.train_files.0=a.jsonl`); when a key is set twice, the later one wins.
