@@ -42,22 +42,26 @@ def later(x: Tensor, span: int) -> Tensor:
     return x.unflatten(-2, (-1, 2, span)).select(-3, 1)
 
 
-def meeting(pair: Tensor, span: int) -> Tensor:
-    """The later halves of pair[0] and the earlier halves of pair[1], for a contiguous pair [2, H, B, P, N].
+def halves(pair: Tensor, span: int, *, meeting: bool = True) -> Tensor:
+    """The halves of a contiguous pair [2, H, B, P, N] that meet at a level: later ones of pair[0], earlier of pair[1].
 
-    One view [2, H, B, P / 2c, c, N]: what meets at a level takes one pass, not two.
+    Or the other ones. One view [2, H, B, P / 2c, c, N]: both members of a pair take one pass.
     """
     _, heads, rows, size, width = pair.shape
     half, row = span * width, size * width
+    member = heads * rows * row
     shape = (2, heads, rows, size // (2 * span), span, width)
-    steps = (heads * rows * row - half, rows * row, row, 2 * half, width, 1)
-    return pair.as_strided(shape, steps, pair.storage_offset() + half)
+    steps = (member - half if meeting else member + half, rows * row, row, 2 * half, width, 1)
+    return pair.as_strided(shape, steps, pair.storage_offset() + (half if meeting else 0))
 
 
 def square(scores: Tensor, span: int) -> Tensor:
-    """Where the pairs of a level lie in scores [..., P, P]: a view [..., P / 2c, c, c], later by earlier tokens."""
-    blocks = scores.unflatten(-1, (-1, 2, span)).unflatten(-4, (-1, 2, span))  # [..., P/2c, 2, c, P/2c, 2, c]
-    return blocks.select(-2, 0).select(-4, 1).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    """Where the pairs of a level lie in contiguous scores [G, P, P]: a view [G, P / 2c, c, c], later by earlier."""
+    groups, size, _ = scores.shape
+    steps = (size * size, 2 * span * (size + 1), size, 1)
+    return scores.as_strided(
+        (groups, size // (2 * span), span, span), steps, scores.storage_offset() + span * size
+    )
 
 
 class Powers:
@@ -79,8 +83,19 @@ class Powers:
 
     def set(self, log_decay: Tensor) -> None:
         """Take other decays, log lam [H, N], at most 0."""
-        torch.mul(log_decay[:, None, None], self.exponents[:, None], out=self.rising)
-        self.falling.copy_(self.rising.exp_().flip(2))
+        rising = self.rising
+        rising[:, :, 0] = 1
+        rising[:, :, 1] = log_decay.exp()[:, None]
+        have = 1
+        while have < self.size:  # lam^have times what is there
+            more = min(have, self.size - have)
+            torch.mul(
+                rising[:, :, 1 : more + 1],
+                rising[:, :, have : have + 1],
+                out=rising[:, :, have + 1 : have + more + 1],
+            )
+            have += more
+        self.falling.copy_(rising.flip(2))
 
     def after(self, length: int) -> Tensor:
         """lam^0 .. lam^(length-1): what a state has lost at each of `length` tokens. [H, 1, length, N]."""
@@ -120,8 +135,8 @@ class Block:
         queries, keys: `pair[0]` and `pair[1]`, to be filled by the user, zeros for tokens that are none.
         sums: see `decayed_sums`.
         to_queries, to_keys: the gradients, `to_pair[0]` and `to_pair[1]`; only with `gradients`, as are
-        unscaled: a copy of the queries, by the user.
-        spare: free between calls, as is low_spare.
+        plain: for a copy of the keys, by the user.
+        spare: free between calls.
     """
 
     def __init__(
@@ -140,7 +155,7 @@ class Block:
         if gradients:
             self.to_pair = buffer("to pair", (2, *shape), self.wide)
             self.to_queries, self.to_keys = self.to_pair
-            self.unscaled, self.spare = (buffer(name, shape, self.wide) for name in ("unscaled", "spare"))
+            self.plain, self.spare = (buffer(name, shape, self.wide) for name in ("plain", "spare"))
             self.low_spare = buffer("low spare", shape, low)
         spans = [1 << n for n in range(shape[2].bit_length() - 1)]
         self._levels = [Level(self, span, gradients=gradients) for span in spans]
@@ -171,13 +186,15 @@ class Block:
             level.scale()
         return scores
 
-    def add_gradients(self, g_scores: Tensor, g_decay: Tensor | None) -> None:
-        """Adds those of `scores` to `to_pair`, and to g_decay [2 H, 1, N] the two parts of that of log lam.
+    def set_gradients(self, g_scores: Tensor) -> None:
+        """Sets `to_pair` to those of `scores`. Scales as `scores` does.
 
-        g_scores: [H B, P, P] in `low`; only s < t is read. Scales as `scores` does.
+        g_scores: [H B, P, P] in `low`; only s < t is read.
         """
+        if not self._levels:
+            self.to_pair.zero_()
         for level in self._levels:
-            level.add_gradients(square(g_scores, level.span), g_decay)
+            level.add_gradients(square(g_scores, level.span))
             level.scale()
 
 
@@ -194,18 +211,17 @@ class Level:
             earlier(x, span)[..., span - 1 : span, :] for x in (block.sums, block.keys)
         )
         self._later_sums = later(block.sums, span)
-        self._pair = meeting(block.pair, span)
+        self._pair = halves(block.pair, span)
         self._is_low = span >= LOW_FROM and block.low != block.wide
-        halves = (2, heads, rows, blocks, span, width)
-        self._low_pair = block.low_pair.view(halves)
+        shape = (2, heads, rows, blocks, span, width)
+        self._low_pair = block.low_pair.view(shape)
         self._operands = [x.flatten(0, 2) for x in (self._low_pair if self._is_low else self._pair)]
         if not gradients:
             return
-        self._to_pair, self._tables = meeting(block.to_pair, span), powers.meeting(span)
-        self._g_pair, self._low_g_pair = block.spare.view(halves), block.low_spare.view(halves)
-        exponents = powers.exponents[:span].repeat(rows * blocks)
-        both = torch.stack([exponents, exponents.flip(0)])
-        self._exponents = both[:, None].expand(2, heads, -1).reshape(2 * heads, 1, -1)
+        self._to_pair, self._tables = halves(block.to_pair, span), powers.meeting(span)
+        self._to_others = halves(block.to_pair, span, meeting=False)
+        self._g_pair, self._low_g_pair = block.spare.view(shape), block.low_spare.view(shape)
+        self._to_scaled = [x.flatten(0, 2) for x in (self._low_g_pair if self._is_low else self._g_pair)]
 
     def pass_on_sums(self) -> None:
         """What the earlier halves leave to the later ones: their last sum, decayed, and their last token."""
@@ -225,21 +241,18 @@ class Level:
         """To what the next level wants."""
         self._pair.mul_(self._lost)
 
-    def add_gradients(self, g_scores: Tensor, g_decay: Tensor | None) -> None:
-        """See `Block.add_gradients`; g_scores [H B, P / 2c, c, c]."""
+    def add_gradients(self, g_scores: Tensor) -> None:
+        """See `Block.set_gradients`; the first level sets, the others add. g_scores [H B, P / 2c, c, c]."""
         if self.span == 1:  # neighbours: no decay lies between them
             g = g_scores.to(self._pair.dtype).reshape(*self._pair.shape[1:4], 1, 1)
-            self._to_pair[0].addcmul_(self._pair[1], g)
-            self._to_pair[1].addcmul_(self._pair[0], g)
+            torch.mul(self._pair[1], g, out=self._to_pair[0])
+            torch.mul(self._pair[0], g, out=self._to_pair[1])
+            self._to_others.zero_()
             return
         queries, keys = self.operands()
         g = g_scores.to(keys.dtype).reshape(-1, self.span, self.span)
-        to = self._low_g_pair if self._is_low else self._g_pair
-        torch.bmm(g, keys, out=to[0].flatten(0, 2))
-        torch.bmm(g.mT, queries, out=to[1].flatten(0, 2))
+        torch.bmm(g, keys, out=self._to_scaled[0])
+        torch.bmm(g.mT, queries, out=self._to_scaled[1])
         if self._is_low:
-            self._g_pair.copy_(to)
+            self._g_pair.copy_(self._low_g_pair)
         self._to_pair.addcmul_(self._g_pair, self._tables)
-        if g_decay is not None:
-            self._g_pair.mul_(self._pair)
-            g_decay.baddbmm_(self._exponents, self._g_pair.view(len(g_decay), -1, g_decay.shape[-1]))
