@@ -24,6 +24,9 @@ COSINE = {"optimizer.lr_schedule.type": "cosine"}
 LATE = {"model.latent_fanout_schedule.type": "late_layer", "model.latent_fanout_schedule.last_layers": 1}
 ALIBI = {"model.rotary_embedding": "alibi"}
 START = "training.launch_mode"
+MAMBA2 = {"model.sequence_kernel": "mamba2"}
+MAMBA3 = {"model.sequence_kernel": "mamba3"}
+CARRY = {"training.tbptt_persist_across_steps": True}
 
 
 def config_of(keys: dict[str, Any]) -> Config:
@@ -41,6 +44,52 @@ def config_of(keys: dict[str, Any]) -> Config:
     ("keys", "message"),
     [
         ({"training.max_iters": None}, "training.max_iters is required when training.epochs is unset"),
+        (
+            {"training.tbptt_chunk_size": 257},
+            "training.tbptt_chunk_size must be <= training.block_size (257 > 256)",
+        ),
+        ({"training.tbptt_window": 2}, "training.tbptt_window requires training.tbptt_chunk_size"),
+        (
+            {**CARRY, "training.order": "random"},
+            'training.tbptt_persist_across_steps requires training.order = "streaming" (it is "random"); '
+            "leave the order out",
+        ),
+        (
+            {"training.min_logical_block_size": 99},
+            'training.min_logical_block_size requires training.order = "streaming" (it is "random")',
+        ),
+        (
+            {**MAMBA2, "model.mamba.headdim": 48},
+            "model.mamba.expand * model.n_embd must be divisible by model.mamba.headdim (512 and 48)",
+        ),
+        (
+            {**MAMBA3, "model.mamba.ngroups": 3},
+            "the memory heads (model.mamba.expand * model.n_embd / model.mamba.headdim) must be divisible by "
+            "model.mamba.ngroups (4 and 3)",
+        ),
+        (
+            {**MAMBA3, "model.mamba.dt_min": 0.2},
+            "model.mamba.dt_min must be <= model.mamba.dt_max (0.2 > 0.1)",
+        ),
+        (
+            {**MAMBA2, "model.mamba.a_init_min": 17.0},
+            "model.mamba.a_init_min must be <= model.mamba.a_init_max (17 > 16)",
+        ),
+        (
+            {**MAMBA3, "model.mamba.d_state": 3},
+            "model.mamba.d_state * model.mamba.rope_fraction must be at least 2, one pair to rotate (3 * 0.5)",
+        ),
+        (
+            {"model.sequence_kernel.memory_system": "rwkv8", "model.sequence_kernel.executor": "fused"},
+            'model.sequence_kernel.executor = "fused" requires model.sequence_kernel.memory_system = '
+            '"linear_attention" (it is "rwkv8"); leave the executor out',
+        ),
+        (
+            {"training.sequence_kernel_override": {"memory_system": "mamba2", "executor": "dense"}},
+            'training.sequence_kernel_override.executor = "dense" requires '
+            'training.sequence_kernel_override.memory_system = "linear_attention" (it is "mamba2"); '
+            "leave the executor out",
+        ),
         (
             {"training.max_iters": 2, "training.epochs": 2},
             "training.epochs cannot be combined with training.max_iters",

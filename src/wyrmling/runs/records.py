@@ -42,6 +42,7 @@ def build_run_record(
     data_facts: Mapping[str, Any],
     choices: Iterable[ChoiceLike],
     versions: Mapping[str, str],
+    kernel_override: str | None = None,
 ) -> dict[str, Any]:
     """The content of `config.json`, a function of its arguments alone.
 
@@ -75,7 +76,7 @@ def build_run_record(
         "overrides": config.model.model_dump(mode="json", exclude_defaults=True),
         "model_spec": _model_spec(config, model_facts),
         "parallel_spec": config.parallel.model_dump(mode="json"),
-        "kernel_spec": _kernel_spec(config, value_of.get("executor")),
+        "kernel_spec": _kernel_spec(config, value_of.get("executor"), kernel_override),
         "state_layout": state_layout(config),
         "metrics_sink": _metrics_sink(config),
         "data": dict(data_facts),
@@ -165,12 +166,12 @@ def _model_spec(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _kernel_spec(config: Config, executor: str | None) -> dict[str, Any]:
-    kernel, override = config.effective_model.sequence_kernel, config.training.sequence_kernel_override
+def _kernel_spec(config: Config, executor: str | None, override: str | None) -> dict[str, Any]:
+    kernel = config.effective_model.sequence_kernel
     return {
         "sequence_kernel": kernel.memory_system,
         "executor": executor or kernel.executor,
-        "sequence_kernel_override": None if override is None else override.model_dump(mode="json"),
+        "sequence_kernel_override": override,
     }
 
 

@@ -292,6 +292,7 @@ def _write_records(session: Session) -> None:
         data_facts=data_facts,
         choices=list(session.choices),
         versions=versions(),
+        kernel_override=session.kernel_override,
     )
     session.run.write_records(session.config, dataset.tokenizer, record)
 

@@ -18,7 +18,7 @@ from ..data.order import EpochWindows, Order, RandomWindows
 from ..data.streams import Documents, StreamingWindows
 from ..errors import ConfigError, DataError
 from ..model import Geometry, Model
-from ..model.choice import ExecutorChoice, step_bytes
+from ..model.choice import step_bytes
 from ..model.fused import Fused
 from ..optim import Schedule, WeightDecay, build_optimizer, build_schedule, build_weight_decay
 from ..runs import Choice, RunDirectory
@@ -120,6 +120,17 @@ class Session:
             return 0
         return step // self.plan.steps_per_epoch
 
+    @property
+    def kernel_override(self) -> str | None:
+        """What took the place of the configured memory or executor: "memory" or "memory/executor"; None: nothing."""
+        kernel, promoted = (
+            self.config.training.sequence_kernel_override,
+            self.machine.chosen_executor.promoted,
+        )
+        if kernel is not None:
+            return kernel.memory_system + ("" if kernel.executor == "auto" else f"/{kernel.executor}")
+        return f"{self.config.model.sequence_kernel.memory_system}/{promoted}" if promoted else None
+
     @contextlib.contextmanager
     def batches(self, done: int) -> Iterator[Iterator[list[Batch]]]:
         """The micro-batches of every optimizer step after the first `done`, made ahead by a thread."""
@@ -195,7 +206,7 @@ class Session:
                 backend=self.machine.device.type,
                 launch_mode=training.launch_mode,
                 sequence_kernel=self.config.effective_model.sequence_kernel.memory_system,
-                sequence_kernel_override=_override(self.config, executor),
+                sequence_kernel_override=self.kernel_override,
                 block_size=training.block_size,
                 dtype=str(self.machine.dtype).removeprefix("torch."),
                 executor=f"{executor.name}/{executor.form}",
@@ -317,15 +328,6 @@ def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
     if chosen.promoted is not None:
         model.memory.executor = chosen.promoted
     return model
-
-
-def _override(config: Config, chosen: ExecutorChoice) -> str | None:
-    """The kernel that took the place of the configured one, as it is printed: "memory" or "memory/executor"."""
-    kernel = config.training.sequence_kernel_override
-    if kernel is None:
-        memory = config.model.sequence_kernel.memory_system
-        return None if chosen.promoted is None else f"{memory}/{chosen.promoted}"
-    return kernel.memory_system + ("" if kernel.executor == "auto" else f"/{kernel.executor}")
 
 
 def _vocabulary(config: Config, dataset: Dataset) -> int:
