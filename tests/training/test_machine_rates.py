@@ -14,7 +14,7 @@ from wyrmling.config import with_overrides
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.config.schema.runtime import Runtime
 from wyrmling.data.dataset import prepare_dataset
-from wyrmling.errors import ConfigError
+from wyrmling.errors import CheckpointError, ConfigError
 from wyrmling.model import Geometry
 from wyrmling.model.choice import ExecutorChoice
 from wyrmling.training import machine as module
@@ -107,10 +107,19 @@ def test_what_was_composed_goes_on_in_the_form_that_the_file_asks_for(
     """The printed form is the one that runs."""
     kernel = f'model.sequence_kernel={{ memory_system = "linear_attention", executor = "{form}" }}'
     config = with_overrides(tiny_config(), [kernel])
-    parts = build_parts(config, prepare_dataset(config), {"executor": f"composed/{form}, 1 tokens a tile"})
+    tile = 32 if form == "dense" else 128
+    stored = {"executor": f"composed/{form}, {tile} tokens a tile"}
+    parts = build_parts(config, prepare_dataset(config), stored)
     step, printed = parts.model.layer_step, parts.machine.chosen_executor
     assert (step.always_composed, printed.form) == (True, form)
     assert step.composed.tile(100_000) == (100_000 if form == "dense" else printed.tile)
+
+
+def test_a_run_that_would_be_computed_otherwise_is_refused() -> None:
+    """A later version may cut its work in another way: other last bits, so not without a word."""
+    for stored in ("fused/dense, 7 tokens a tile", "composed/dense, 64 tokens a tile"):
+        with pytest.raises(CheckpointError, match=f"computed as {stored}.*--allow-inexact"):
+            choose_machine(load_config("tiny"), geometry(), {"executor": stored}, tokens=1)
 
 
 def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot(monkeypatch: pytest.MonkeyPatch) -> None:

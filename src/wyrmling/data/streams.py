@@ -72,14 +72,15 @@ def _joined(starts: Positions, n_tokens: int, shortest: int) -> Positions:
 class StreamingWindows:
     """Documents in permuted order, cut into blocks, the list of blocks dealt to rows in contiguous shares.
 
-    A document of m targets has ceil(m / T) blocks, the last one short. With W blocks in all and share = ceil(W / R),
-    row r reads block r share + k at step k of an epoch; blocks beyond W are padding. So a row reads document after
-    document, each from end to end, except where a share begins or ends inside one. `reset` is true where a row's own
-    document begins, and where its share does; rows need not agree. Each epoch deals the documents anew.
+    A document of m targets has ceil(m / T) blocks, the last one short. With W blocks in all, row r reads the blocks
+    floor(r W / R) .. floor((r + 1) W / R) - 1, one per step of an epoch: shares that differ by one block at most; the
+    last step of a shorter share is padding. So a row reads document after document, each from end to end, except where
+    a share begins or ends inside one. `reset` is true where a row's own document begins, and where its share does; rows
+    need not agree. Each epoch deals the documents anew.
 
     Attributes:
         count: W, blocks per epoch.
-        steps_per_epoch: the share.
+        steps_per_epoch: blocks of the longest share, ceil(W / R).
     """
 
     def __init__(
@@ -110,8 +111,8 @@ class StreamingWindows:
         check_rows(rows, self.global_rows)
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
         order, ends = self._of_epoch(epoch)
-        blocks = rows * self.steps_per_epoch + step_in_epoch
-        real = blocks < self.count
+        blocks = rows * self.count // self.global_rows + step_in_epoch
+        real = blocks < (rows + 1) * self.count // self.global_rows
         place = np.searchsorted(ends, np.where(real, blocks, 0), side="right")
         document = order[place]
         within = np.where(real, blocks, 0) - (ends[place] - self._blocks[document])

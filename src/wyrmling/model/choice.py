@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config.schema.model import Model as ModelConfig
 from ..config.schema.model import SequenceKernel
@@ -55,6 +55,34 @@ def choose_executor(
         overridden: whether the kernel is an explicit override, which is never promoted.
         stored: the recorded value of a run that goes on; its executor is taken again.
     """
+    found = _choose(
+        config,
+        geometry,
+        rows=rows,
+        length=length,
+        device=device,
+        element_size=element_size,
+        overridden=overridden,
+        stored=stored,
+    )
+    if not overridden:
+        return found
+    key, override = "model.sequence_kernel", "training.sequence_kernel_override"
+    return replace(found, reason=found.reason.replace(key, override))
+
+
+def _choose(
+    config: ModelConfig,
+    geometry: Geometry,
+    *,
+    rows: int,
+    length: int,
+    device: str,
+    element_size: int,
+    overridden: bool,
+    stored: str | None,
+) -> ExecutorChoice:
+    """`choose_executor`, with the configured key in its reasons."""
     asked = config.sequence_kernel.executor
     if config.sequence_kernel.memory_system != "linear_attention":
         form = choose_recurrent_form(length, rows * geometry.heads * geometry.neurons, asked)
@@ -63,7 +91,8 @@ def choose_executor(
     why = refusal(asked, device)
     if why is None and stored is not None and stored.startswith("composed/"):
         why = "as when the run was created"
-    if promotes(config.sequence_kernel, device, length, overridden=overridden):
+    dense_before = stored is None or stored.startswith("composed/dense")
+    if dense_before and promotes(config.sequence_kernel, device, length, overridden=overridden):
         promoted = f"{why}; up to {PROMOTED_LENGTH} tokens of linear attention take all scores at once there"
         return ExecutorChoice("composed", "dense", length, promoted, promoted="dense")
     if why is not None:

@@ -6,12 +6,14 @@ import os
 
 from ..config import Config, layer_totals
 from ..config.schema import Model
-from ..errors import ConfigError
+from ..errors import CheckpointError, ConfigError
 from ..memory import Memory, Rwkv8
+from ..runs import Choice
 from ..watch.fingerprint import Line, geometry
 
 RWKV8_CHUNK = "WYRMLING_RWKV8_CHUNK"
 RWKV8_SCRATCH = "WYRMLING_RWKV8_SCRATCH_BYTES"
+RWKV8_CHOICE = "rwkv8_chunk"
 
 
 def geometry_line(config: Config, device: str, memory: Memory, tile: int | None = None) -> Line | None:
@@ -34,15 +36,33 @@ def geometry_line(config: Config, device: str, memory: Memory, tile: int | None 
     )
 
 
-def limit_scratch(memory: Memory) -> None:
-    """Tell an RWKV-8 memory what the environment says about its chunks.
+def limit_scratch(memory: Memory, stored: str | None = None) -> tuple[Choice, ...]:
+    """Tell an RWKV-8 memory how long its chunks may be: as the environment says, or as was recorded.
 
+    Args:
+        stored: the recorded value of a run that goes on.
+    Returns: the choice that was made; none for another memory.
     Raises:
         ConfigError: a variable that is no positive whole number.
+        CheckpointError: a variable that says something else than what the run was created with.
     """
-    if isinstance(memory, Rwkv8):
-        memory.chunk_override = _from_environment(RWKV8_CHUNK)
-        memory.scratch_bytes = _from_environment(RWKV8_SCRATCH) or memory.scratch_bytes
+    if not isinstance(memory, Rwkv8):
+        return ()
+    chunk, scratch = _from_environment(RWKV8_CHUNK), _from_environment(RWKV8_SCRATCH)
+    value = f"{chunk} tokens" if chunk else f"within {scratch or memory.scratch_bytes} bytes"
+    if stored is not None and (chunk or scratch) and value != stored:
+        raise CheckpointError(
+            f"{RWKV8_CHUNK if chunk else RWKV8_SCRATCH} asks for chunks of {value}, and the run was created with "
+            f"{stored}: unset it, or pass --allow-inexact"
+        )
+    reason = (
+        "as when the run was created" if stored else f"{RWKV8_CHUNK} and {RWKV8_SCRATCH}, where they are set"
+    )
+    value = stored or value
+    words = value.split()
+    memory.chunk_override = int(words[0]) if words[1] == "tokens" else None
+    memory.scratch_bytes = memory.scratch_bytes if memory.chunk_override else int(words[1])
+    return (Choice(RWKV8_CHOICE, value, reason),)
 
 
 def _from_environment(name: str) -> int | None:
@@ -71,7 +91,7 @@ def _mamba(model: Model) -> dict[str, object]:
 def _rwkv8(config: Config, memory: Memory, tile: int | None) -> dict[str, object]:
     assert isinstance(memory, Rwkv8)
     model, training = config.effective_model, config.training
-    total = layer_totals(model)[0]
+    total = max(layer_totals(model))  # a narrow layer needs no more than the widest
     neurons = total // model.n_head
     length = min(training.kernel_block, tile or training.kernel_block)
     return {

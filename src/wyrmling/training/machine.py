@@ -105,6 +105,7 @@ def choose_machine(
         overridden=training.sequence_kernel_override is not None,
         stored=old.get("executor"),
     )
+    _refuse_another_executor(executor, old.get("executor"))
     memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"))
 
     def seconds() -> float:
@@ -133,6 +134,15 @@ def choose_machine(
         executor=executor,
         kernels=cast(Literal["eager", "compiled"], kernels.value),
     )
+
+
+def _refuse_another_executor(executor: ExecutorChoice, stored: str | None) -> None:
+    """Raises CheckpointError where a run that goes on would be computed in another way than before."""
+    if stored is not None and stored != executor.value:
+        raise CheckpointError(
+            f"the run was computed as {stored}, and this version takes {executor.value} here, whose last bits differ; "
+            "pass --allow-inexact to go on all the same"
+        )
 
 
 def machine_for_reading(config: Config, recorded: Mapping[str, str]) -> Machine:

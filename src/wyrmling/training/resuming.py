@@ -13,6 +13,7 @@ from ..files import write_json_atomically
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import differences
 from ..watch.events import Broadcaster, Callback, Message
+from .geometry import RWKV8_CHOICE
 from .loading import own_tokenizer
 from .loop import Progress
 from .versions import versions
@@ -91,6 +92,8 @@ def stored_choices(
                 f"{run.name} has {'float64' if wide else 'float32'} weights and moments, which runtime.dtype = "
                 f"{config.runtime.dtype} cannot go on with: start a new run with init_from_checkpoint"
             )
+        choices.pop("executor", None)
+        choices.pop(RWKV8_CHOICE, None)
         for key in ("device", "dtype", "threads", "activation_memory", "compile"):
             if getattr(config.runtime, key) != getattr(before, key):
                 choices.pop("kernels" if key == "compile" else key, None)

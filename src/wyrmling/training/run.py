@@ -220,9 +220,8 @@ def _load_streams(parts: Parts, checkpoint: Checkpoint) -> None:
     assert parts.streams is not None
     if STREAMS not in checkpoint.parts:
         raise CheckpointError(
-            f"{checkpoint.path} has no carried states, so the run cannot go on exactly; set "
-            "training.tbptt_persist_across_steps = false, or start a new run from its weights with "
-            "training.launch_mode = init_from_checkpoint"
+            f"{checkpoint.path} has no carried states, so the run cannot go on exactly; start a new run from its "
+            "weights with training.launch_mode = init_from_checkpoint"
         )
     parts.streams.load(checkpoint.parts[STREAMS], parts.machine.device, parts.machine.weight_dtype)
 

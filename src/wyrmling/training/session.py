@@ -25,7 +25,7 @@ from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from ..watch import fingerprint
 from .evaluation import Evaluation, validate
-from .geometry import geometry_line, limit_scratch
+from .geometry import RWKV8_CHOICE, geometry_line, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 from .streams import Streams
 
@@ -178,9 +178,8 @@ class Session:
     def state_bytes(self) -> int:
         """Bytes of the recurrent state of one micro-batch; of all rows of a step where states are carried."""
         carried = self.config.training.tbptt_persist_across_steps
-        return self.model.geometry.state_bytes(
-            self.plan.global_rows if carried else self.config.training.batch_size
-        )
+        rows = self.plan.global_rows if carried else self.config.training.batch_size
+        return self.model.geometry.state_bytes(rows, self.machine.weight_dtype.itemsize)
 
     def step_bytes(self) -> int:
         """An estimate of what a training step needs beyond weights, gradients and moments."""
@@ -280,12 +279,14 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     machine = choose_machine(config, geometry, stored, tokens=tokens)
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model = _model(config, geometry, machine)
+    chunks = limit_scratch(model.memory, (stored or {}).get(RWKV8_CHOICE))
     model.to(machine.device, machine.weight_dtype)
     optimizer, optimizer_choices = build_optimizer(
         model, config.optimizer, total_steps=plan.total_steps, products=machine.dtype
     )
     choices = (
         *machine.choices,
+        *chunks,
         allocator,
         thread_waiting(),
         *(Choice(*choice) for choice in optimizer_choices),
@@ -300,9 +301,14 @@ def _streaming(split: Split, training: Training, rows: int) -> StreamingWindows:
     """The streaming order of a split.
 
     Raises:
-        DataError: fewer blocks than rows: some rows would never read anything.
+        DataError: no document with anything to predict, or fewer blocks than rows.
     """
-    documents = Documents.of(split.document_starts, len(split), training.min_logical_block_size)
+    try:
+        documents = Documents.of(split.document_starts, len(split), training.min_logical_block_size)
+    except ValueError as error:
+        raise DataError(
+            f"{split.where}: {error}; join short documents with training.min_logical_block_size"
+        ) from error
     order = StreamingWindows(documents, training.block_size, rows, training.seed, split.name)
     if order.count < rows:
         raise DataError(
@@ -324,7 +330,6 @@ def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
         model.layer_step.always_composed = chosen.name == "composed"
     else:
         model.layer_step.tile_tokens = chosen.tile
-    limit_scratch(model.memory)
     if chosen.promoted is not None:
         model.memory.executor = chosen.promoted
     return model

@@ -61,8 +61,8 @@ class Streams:
         if state.rows != wanted:
             raise CheckpointError(
                 f"the checkpoint holds the streams of {state.rows} rows, and an optimizer step has {wanted} now: "
-                "put back training.batch_size and training.gradient_accumulation_steps, or start a new run from its "
-                "weights with training.launch_mode = init_from_checkpoint"
+                "resume with the rows that it was trained with, or start a new run from its weights with "
+                "training.launch_mode = init_from_checkpoint"
             )
         self.states = [
             state.select(range(index * self.rows, (index + 1) * self.rows))

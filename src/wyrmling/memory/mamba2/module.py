@@ -169,14 +169,14 @@ class Mamba2(Memory):
     ) -> tuple[Tensor, MemoryState | None]:
         if state is not None and reset is not None:
             state = reset_rows(state, reset)
-        projected = stream @ self.in_proj
         # everything between the projections in float32 or better, whatever they run in
         wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
+        projected = stream.to(self.in_proj.dtype) @ self.in_proj
         with torch.autocast(stream.device.type, enabled=False):
             if state is not None:
                 state = {name: part.to(wide) for name, part in state.items()}
             mixed, final = self._mix(projected, state, wide, carry)
-        return (mixed.to(projected.dtype) @ self.out_proj).to(wide)[:, None], final
+        return (mixed.to(self.out_proj.dtype) @ self.out_proj).to(wide)[:, None], final
 
     def _mix(
         self, projected: Tensor, state: MemoryState | None, wide: torch.dtype, carry: bool

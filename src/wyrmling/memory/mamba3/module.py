@@ -170,9 +170,9 @@ class Mamba3(Memory):
     ) -> tuple[Tensor, MemoryState | None]:
         if state is not None and reset is not None:
             state = reset_rows(state, reset)
-        projected = stream @ self.in_proj
         # everything between the projections in float32 or better, whatever they run in
         wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
+        projected = stream.to(self.in_proj.dtype) @ self.in_proj
         with torch.autocast(stream.device.type, enabled=False):
             gate, *rest = projected.split(self.parameter_parts["in_proj"], dim=-1)
             tokens = self._tokens([part.to(wide) for part in rest])
@@ -180,7 +180,7 @@ class Mamba3(Memory):
                 state = {name: part.to(wide) for name, part in state.items()}
             reads, final = self._recurrence(tokens, state, carry)
             gated = self._gated(reads, gate.to(wide))
-        return (gated @ self.out_proj)[:, None], final
+        return (gated.to(self.out_proj.dtype) @ self.out_proj).to(wide)[:, None], final
 
     def _tokens(self, parts: list[Tensor]) -> Tokens:
         """What the projections x | B | C | dd_dt | dd_A | trap | angle, each [B, T, ...], mean to the recurrence."""
