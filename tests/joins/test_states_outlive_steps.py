@@ -172,7 +172,7 @@ def test_another_number_of_streams_is_refused(tiny_config: Make) -> None:
         wyrmling.train(resume(config, stopped.run.path, "training.batch_size=6"))
     streams = Streams(1, 2)
     streams.states = [dragon("linear_attention")(torch.randint(0, 13, (2, 5)))[1]]
-    with pytest.raises(CheckpointError, match=r"streams of 2 rows.*has 3 now: put back training.batch_size"):
+    with pytest.raises(CheckpointError, match=r"streams of 2 rows.*has 3 now: resume with the rows"):
         Streams(3, 1).load(streams.tensors(), torch.device("cpu"), torch.float32)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from wyrmling.config import Config
 from wyrmling.config.schema.model import Model as ModelConfig
-from wyrmling.model.choice import ExecutorChoice, choose_executor
+from wyrmling.model.choice import ExecutorChoice, choose_executor, step_bytes
 from wyrmling.model.geometry import Geometry
 
 
@@ -66,3 +66,28 @@ def test_an_override_takes_the_place_of_the_configured_kernel() -> None:
         ).effective_model.sequence_kernel.executor
         == "chunked"
     )
+
+
+def test_a_window_of_chunks_and_carried_states_are_counted() -> None:
+    """Every chunk of the window keeps its graph, and a state as it was and as it is taken in."""
+    config = ModelConfig.model_validate({"n_layer": 2, "n_embd": 64, "latent_total": 1024, "n_head": 2})
+    geometry = Geometry.of(config, 64)
+    found = choose_executor(config, geometry, rows=3, length=32, device="cpu", element_size=4)
+
+    def needed(spans: int, carries: bool) -> int:
+        return step_bytes(
+            found,
+            geometry,
+            rows=3,
+            length=32,
+            recompute=False,
+            element_size=4,
+            dropout=False,
+            spans=spans,
+            carries=carries,
+        )
+
+    one, state = needed(1, False), geometry.state_bytes(3)
+    assert needed(4, False) == 4 * one
+    assert needed(1, True) == one + 4 * state
+    assert needed(4, True) == 4 * one + 10 * state

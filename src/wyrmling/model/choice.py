@@ -131,8 +131,41 @@ def step_bytes(
     recompute: bool,
     element_size: int,
     dropout: bool,
+    spans: int = 1,
+    carries: bool = False,
 ) -> int:
     """Bytes that a training step needs beyond weights, gradients and moments: an estimate from what is kept.
+
+    Args:
+        length: tokens of a call.
+        spans: calls whose graphs live at a time (the window of truncated backpropagation).
+        carries: whether a state goes into a call or comes out of it: it is there as it was and as it is taken in, once
+            per span, and its gradient.
+    """
+    call = _call_bytes(
+        choice,
+        geometry,
+        rows=rows,
+        length=length,
+        recompute=recompute,
+        element_size=element_size,
+        dropout=dropout,
+    )
+    states = 2 * (spans + 1) * geometry.state_bytes(rows, max(element_size, 4)) if carries else 0
+    return spans * call + states
+
+
+def _call_bytes(
+    choice: ExecutorChoice,
+    geometry: Geometry,
+    *,
+    rows: int,
+    length: int,
+    recompute: bool,
+    element_size: int,
+    dropout: bool,
+) -> int:
+    """The bytes of one call and its backward pass.
 
     The fused layer keeps the stream, some states, and without recompute x, y, the scores and the reads. Alive at a
     time are five buffers of a tile, the state and its gradient in both types, the masks of a chunk, and the logits.

@@ -319,6 +319,8 @@ def _activation_memory(
             recompute=value == "recompute",
             element_size=DTYPES[dtype].itemsize,
             dropout=config.model.dropout > 0,
+            spans=config.training.spans,
+            carries=config.training.carries_states,
         )
         for value in ("keep", "recompute")
     }

@@ -192,6 +192,8 @@ class Session:
             recompute=self.machine.recompute,
             element_size=self.machine.dtype.itemsize,
             dropout=self.config.model.dropout > 0,
+            spans=training.spans,
+            carries=training.carries_states,
         )
 
     def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:

@@ -120,6 +120,16 @@ class Training(Table):
         """Tokens that the model reads in one call: a chunk, or the block where there are no chunks."""
         return self.tbptt_chunk_size or self.block_size
 
+    @property
+    def spans(self) -> int:
+        """Chunks whose graphs live at a time: the window, as far as a block has so many."""
+        return min(self.tbptt_window, -(-self.block_size // self.kernel_block))
+
+    @property
+    def carries_states(self) -> bool:
+        """Whether a call of the model takes a state in or hands one on."""
+        return self.tbptt_persist_across_steps or self.kernel_block < self.block_size
+
     @classmethod
     def adjusted(cls, values: dict[str, Any]) -> dict[str, Any]:
         """A run that carries its states streams; one that is counted in epochs reads everything once in each."""

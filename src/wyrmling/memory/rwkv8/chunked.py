@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -201,12 +200,13 @@ def forward_pass(
     for index in range(count):
         chunks.open(index, kept.sums[-1])
         before = None if state is None else chunks.lowered(state)
-        scores = chunks.block.scores()
-        read = torch.bmm(scores[:, : chunks.length, : chunks.length], chunks.by_head).to(chunks.wide)
+        chunks.block.find_scores()
+        scores = chunks.block.scores[:, : chunks.length, : chunks.length]
+        read = torch.bmm(scores, chunks.by_head).to(chunks.wide)
         if before is not None:
             read += torch.bmm(chunks.state_queries(), before)
         reads[:, :, chunks.tokens] = read.unflatten(0, groups).mul_(chunks.inverse)
-        kept.scores.append(scores)
+        kept.scores.append(scores.clone())
         kept.sums.append(chunks.sums_after)
         if index % every == 0:
             kept.states.append(before if every == 1 or state is None else state.clone())
@@ -359,7 +359,7 @@ class Backward:
         """The open chunk.
 
         Args:
-            scores: [H B, P, P].
+            scores: [H B, L, L].
             before, after: rho before and after it, [..., N, D].
             sums_after: z after it, [H, B, N].
             want_rho: whether anybody reads the gradient of rho before it.
@@ -368,11 +368,12 @@ class Backward:
         g_reads = self.g_reads[:, :, chunks.tokens] * chunks.inverse
         along = (g_reads * self.reads[:, :, chunks.tokens]).sum(-1, keepdim=True)
         g = g_reads.to(chunks.low).flatten(0, 1)
-        g_values = torch.bmm(scores[:, :length, :length].mT, g).to(chunks.wide)
-        g_scores, missing = torch.bmm(g, chunks.by_head.mT), block.shape[2] - length
-        if missing:
-            g_scores = F.pad(g_scores, (0, missing, 0, missing))
-        block.set_gradients(g_scores)
+        g_values = torch.bmm(scores.mT, g).to(chunks.wide)
+        block.g_scores[:, :length, :length] = torch.bmm(g, chunks.by_head.mT)
+        block.g_scores[:, length:] = (
+            0  # nothing is known of tokens that are none, not even that they are finite
+        )
+        block.find_gradients()
         if self.g_rho is not None:
             self._through_end(self.g_rho, after)
             gamma = chunks.lowered(self.g_rho)
@@ -408,26 +409,24 @@ class Backward:
         chunks, block, last = self.chunks, self.chunks.block, self.chunks.length - 1
         x = block.to_queries.mul_(block.sums)
         drain = block.sums.mul_(x).mul_(block.plain)  # -dz, but for later tokens
-        self._weigh(drain, EPS, 0)
+        self._weigh(drain, 0, EPS)
         if self.g_norm is not None:
             drain[:, :, last].addcmul_(self.g_norm, chunks.powers.one, value=-1)
             block.to_keys[:, :, last] += self.g_norm
             if self.g_decay is not None:
                 end = (self.g_norm * sums_after).sum(1, keepdim=True)
                 self.g_decay.add_(end, alpha=chunks.length)
-        block.decayed_sums_from_the_end(drain)
+        block.decayed_sums_from_the_end()
         block.to_keys[:, :, :last] -= drain[:, :, 1 : last + 1]
         self.g_norm = drain[:, :, 0].neg()
         if self.g_decay is not None:
-            self._weigh(torch.mul(block.plain, block.to_keys, out=block.spare), -1, 1)
+            self._weigh(torch.mul(block.plain, block.to_keys, out=block.spare), 1, -1)
         block.to_keys += x
 
-    def _weigh(self, flow: Tensor, factor: float, first: int) -> None:
+    def _weigh(self, flow: Tensor, first: int, factor: float) -> None:
         """Add factor (first + t) flow_t, [H, B, P, N], to the gradient of log lam."""
         if self.g_decay is not None:
-            heads, rows, size, _ = flow.shape
-            times = self.chunks.powers.exponents[first : first + size].mul(factor).repeat(rows)
-            self.g_decay.baddbmm_(times.expand(heads, 1, -1), flow.flatten(1, 2))
+            self.g_decay.baddbmm_(self.chunks.block.ages[first], flow.flatten(1, 2), alpha=factor)
 
 
 def decayed_recurrence(

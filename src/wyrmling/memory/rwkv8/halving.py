@@ -131,12 +131,15 @@ class Block:
         buffer: (name, shape, dtype) -> where to work.
         gradients: whether gradients will be asked for.
 
-    Attributes, all [H, B, P, N] in the type of `powers`:
+    Attributes, [H, B, P, N] in the type of `powers` where nothing else is said:
         queries, keys: `pair[0]` and `pair[1]`, to be filled by the user, zeros for tokens that are none.
         sums: see `decayed_sums`.
+        scores: see `find_scores`, [H B, P, P] in the low type.
         to_queries, to_keys: the gradients, `to_pair[0]` and `to_pair[1]`; only with `gradients`, as are
+        g_scores: that of the scores, to be filled by the user; only s < t is read.
         plain: for a copy of the keys, by the user.
         spare: free between calls.
+        ages: 0 .. P-1 for every row, and 1 .. P, [H, 1, B P].
     """
 
     def __init__(
@@ -152,12 +155,19 @@ class Block:
         self.pair, self.sums = buffer("pair", (2, *shape), self.wide), buffer("sums", shape, self.wide)
         self.queries, self.keys = self.pair
         self.low_pair = buffer("low pair", shape, low)
+        heads, rows, size, _ = shape
+        # no buffer of others: what no level writes must stay zero
+        self.scores = self.low_pair.new_zeros(heads * rows, size, size)
         if gradients:
             self.to_pair = buffer("to pair", (2, *shape), self.wide)
             self.to_queries, self.to_keys = self.to_pair
+            self.g_scores = torch.zeros_like(self.scores)
             self.plain, self.spare = (buffer(name, shape, self.wide) for name in ("plain", "spare"))
             self.low_spare = buffer("low spare", shape, low)
-        spans = [1 << n for n in range(shape[2].bit_length() - 1)]
+            self.ages = [
+                powers.exponents[first : first + size].repeat(rows).expand(heads, 1, -1) for first in (0, 1)
+            ]
+        spans = [1 << n for n in range(size.bit_length() - 1)]
         self._levels = [Level(self, span, gradients=gradients) for span in spans]
 
     def decayed_sums(self, first: Tensor) -> None:
@@ -167,92 +177,93 @@ class Block:
         for level in self._levels:
             level.pass_on_sums()
 
-    def decayed_sums_from_the_end(self, x: Tensor) -> None:
-        """x_t += lam x_{t+1}, from the last token to the first, in place: the gradient of `decayed_sums`."""
+    def decayed_sums_from_the_end(self) -> None:
+        """sums_t += lam sums_{t+1}, from the last token to the first: the gradient of `decayed_sums`."""
         for level in self._levels:
-            earlier(x, level.span).addcmul_(later(x, level.span)[..., :1, :], level.until)
+            level.pass_back_sums()
 
-    def scores(self) -> Tensor:
-        """sum_n lam^(t-1-s) queries_t keys_s for s < t, and 0 elsewhere. [H B, P, P] in `low`.
+    def find_scores(self) -> None:
+        """scores_ts = sum_n lam^(t-1-s) queries_t keys_s for s < t, and 0 elsewhere.
 
         Queries and keys are scaled afterwards: by lam^t and lam^(P-1-s).
         """
-        heads, rows, size, _ = self.shape
-        scores = self.keys.new_zeros(heads * rows, size, size, dtype=self.low)
         for level in self._levels:
-            queries, keys = level.operands()
-            place = square(scores, level.span)
-            place.copy_(torch.bmm(queries, keys.mT).view(place.shape))
-            level.scale()
-        return scores
+            level.find_scores()
 
-    def set_gradients(self, g_scores: Tensor) -> None:
-        """Sets `to_pair` to those of `scores`. Scales as `scores` does.
-
-        g_scores: [H B, P, P] in `low`; only s < t is read.
-        """
+    def find_gradients(self) -> None:
+        """Sets `to_pair` from `g_scores`. Scales as `find_scores` does."""
         if not self._levels:
             self.to_pair.zero_()
         for level in self._levels:
-            level.add_gradients(square(g_scores, level.span))
-            level.scale()
+            level.add_gradients()
 
 
 class Level:
     """The pairs of tokens that meet in the halves of blocks of 2 `span` tokens: views of a block's buffers."""
 
     def __init__(self, block: Block, span: int, *, gradients: bool) -> None:
-        self.span = span
         powers, (heads, rows, size, width) = block.powers, block.shape
         blocks = size // (2 * span)
-        self.until, self._after = powers.until(span).unsqueeze(2), powers.after(span).unsqueeze(2)
-        self._one, self._lost = powers.one[:, :, None, None], powers.at(span)[:, :, None, None]
-        self._last_sums, self._last_keys = (
-            earlier(x, span)[..., span - 1 : span, :] for x in (block.sums, block.keys)
-        )
-        self._later_sums = later(block.sums, span)
-        self._pair = halves(block.pair, span)
+        self._is_first = span == 1
         self._is_low = span >= LOW_FROM and block.low != block.wide
+        self._until, self._after = powers.until(span).unsqueeze(2), powers.after(span).unsqueeze(2)
+        self._one, self._lost = powers.one[:, :, None, None], powers.at(span)[:, :, None, None]
+        self._earlier_sums, self._later_sums = earlier(block.sums, span), later(block.sums, span)
+        self._last_sums = self._earlier_sums[..., span - 1 :, :]
+        self._last_keys = earlier(block.keys, span)[..., span - 1 :, :]
+        self._first_sums = self._later_sums[..., :1, :]
+        self._left = torch.empty_like(self._last_sums)
+
+        self._pair = halves(block.pair, span)
         shape = (2, heads, rows, blocks, span, width)
         self._low_pair = block.low_pair.view(shape)
-        self._operands = [x.flatten(0, 2) for x in (self._low_pair if self._is_low else self._pair)]
-        if not gradients:
-            return
-        self._to_pair, self._tables = halves(block.to_pair, span), powers.meeting(span)
-        self._to_others = halves(block.to_pair, span, meeting=False)
-        self._g_pair, self._low_g_pair = block.spare.view(shape), block.low_spare.view(shape)
-        self._to_scaled = [x.flatten(0, 2) for x in (self._low_g_pair if self._is_low else self._g_pair)]
+        operands = self._low_pair if self._is_low else self._pair
+        self._queries, self._keys = (x.flatten(0, 2) for x in operands)
+        self._place = square(block.scores, span)
+        self._scores = operands.new_empty(heads * rows * blocks, span, span)
+        if gradients:
+            self._to_pair, self._tables = halves(block.to_pair, span), powers.meeting(span)
+            self._to_others = halves(block.to_pair, span, meeting=False)
+            self._g_pair, self._low_g_pair = block.spare.view(shape), block.low_spare.view(shape)
+            products = self._low_g_pair if self._is_low else self._g_pair
+            self._g_queries, self._g_keys = (x.flatten(0, 2) for x in products)
+            self._g_place = square(block.g_scores, span)
 
     def pass_on_sums(self) -> None:
         """What the earlier halves leave to the later ones: their last sum, decayed, and their last token."""
-        if self.span == 1:
+        if self._is_first:
             torch.addcmul(self._last_keys, self._last_sums, self._one, out=self._later_sums)
         else:
-            left = torch.addcmul(self._last_keys, self._last_sums, self._one)
-            self._later_sums.addcmul_(left, self._after)
+            torch.addcmul(self._last_keys, self._last_sums, self._one, out=self._left)
+            self._later_sums.addcmul_(self._left, self._after)
 
-    def operands(self) -> list[Tensor]:
-        """Queries and keys, batches of [c, N], in the type of this level's products."""
+    def pass_back_sums(self) -> None:
+        """To the earlier halves, from the first token of the later ones."""
+        self._earlier_sums.addcmul_(self._first_sums, self._until)
+
+    def find_scores(self) -> None:
+        """The products of this level; then scale the pairs to what the next one wants."""
         if self._is_low:
             self._low_pair.copy_(self._pair)
-        return self._operands
-
-    def scale(self) -> None:
-        """To what the next level wants."""
+        torch.bmm(self._queries, self._keys.mT, out=self._scores)
+        self._place.copy_(self._scores.view_as(self._place))
         self._pair.mul_(self._lost)
 
-    def add_gradients(self, g_scores: Tensor) -> None:
-        """See `Block.set_gradients`; the first level sets, the others add. g_scores [H B, P / 2c, c, c]."""
-        if self.span == 1:  # neighbours: no decay lies between them
-            g = g_scores.to(self._pair.dtype).reshape(*self._pair.shape[1:4], 1, 1)
-            torch.mul(self._pair[1], g, out=self._to_pair[0])
-            torch.mul(self._pair[0], g, out=self._to_pair[1])
+    def add_gradients(self) -> None:
+        """Those of this level's products (the first level sets, the others add); then scale as `find_scores`."""
+        g = self._scores
+        g.view_as(self._g_place).copy_(self._g_place)
+        if self._is_first:  # neighbours: no decay lies between them
+            weights = g.view(*self._pair.shape[1:4], 1, 1)
+            torch.mul(self._pair[1], weights, out=self._to_pair[0])
+            torch.mul(self._pair[0], weights, out=self._to_pair[1])
             self._to_others.zero_()
-            return
-        queries, keys = self.operands()
-        g = g_scores.to(keys.dtype).reshape(-1, self.span, self.span)
-        torch.bmm(g, keys, out=self._to_scaled[0])
-        torch.bmm(g.mT, queries, out=self._to_scaled[1])
-        if self._is_low:
-            self._g_pair.copy_(self._low_g_pair)
-        self._to_pair.addcmul_(self._g_pair, self._tables)
+        else:
+            if self._is_low:
+                self._low_pair.copy_(self._pair)
+            torch.bmm(g, self._keys, out=self._g_queries)
+            torch.bmm(g.mT, self._queries, out=self._g_keys)
+            if self._is_low:
+                self._g_pair.copy_(self._low_g_pair)
+            self._to_pair.addcmul_(self._g_pair, self._tables)
+        self._pair.mul_(self._lost)

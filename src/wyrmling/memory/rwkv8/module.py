@@ -16,7 +16,7 @@ from .chunking import FIRST, SCRATCH_BYTES, runtime_chunk
 from .workspace import Workspace
 
 EXECUTORS = ("auto", "reference", "naive")
-JOINED = 4
+JOINED = 2
 TILE = 512  # tokens that a layer hands over at a time: several chunks, and the neurons of a tile still fit a cache
 
 
