@@ -190,16 +190,25 @@ class Block:
         for level in self._levels:
             level.find_scores()
 
-    def find_gradients(self) -> None:
-        """Sets `to_pair` from `g_scores`. Scales as `find_scores` does."""
+    def find_gradients(self, g_decay: Tensor | None) -> None:
+        """Sets `to_pair` from `g_scores`. Scales as `find_scores` does.
+
+        g_decay [H, 1, N]: where to add what makes good for rounding, to the gradient of log lam; see `Level`.
+        """
         if not self._levels:
             self.to_pair.zero_()
         for level in self._levels:
-            level.add_gradients()
+            level.add_gradients(g_decay)
 
 
 class Level:
-    """The pairs of tokens that meet in the halves of blocks of 2 `span` tokens: views of a block's buffers."""
+    """The pairs of tokens that meet in the halves of blocks of 2 `span` tokens: views of a block's buffers.
+
+    The gradient of log lam weighs what flows between two tokens with t - 1 - s, and is summed as t times what flows
+    into the query less s + 1 times what flows into the key. These flows are the same number, but for the rounding of
+    low products, which times t would be noise. So a level of low products adds its middle times their difference, and
+    all is as if it had been summed with t - middle and middle - 1 - s.
+    """
 
     def __init__(self, block: Block, span: int, *, gradients: bool) -> None:
         powers, (heads, rows, size, width) = block.powers, block.shape
@@ -228,6 +237,10 @@ class Level:
             products = self._low_g_pair if self._is_low else self._g_pair
             self._g_queries, self._g_keys = (x.flatten(0, 2) for x in products)
             self._g_place = square(block.g_scores, span)
+            middles = powers.exponents[span : size + 1 : 2 * span].repeat_interleave(span).repeat(rows)
+            self._middles = (
+                torch.stack([-middles, middles])[:, None].expand(2, heads, -1).flatten(0, 1)[:, None]
+            )
 
     def pass_on_sums(self) -> None:
         """What the earlier halves leave to the later ones: their last sum, decayed, and their last token."""
@@ -249,7 +262,7 @@ class Level:
         self._place.copy_(self._scores.view_as(self._place))
         self._pair.mul_(self._lost)
 
-    def add_gradients(self) -> None:
+    def add_gradients(self, g_decay: Tensor | None) -> None:
         """Those of this level's products (the first level sets, the others add); then scale as `find_scores`."""
         g = self._scores
         g.view_as(self._g_place).copy_(self._g_place)
@@ -266,4 +279,7 @@ class Level:
             if self._is_low:
                 self._g_pair.copy_(self._low_g_pair)
             self._to_pair.addcmul_(self._g_pair, self._tables)
+            if self._is_low and g_decay is not None:
+                flows = self._g_pair.mul_(self._pair).view(len(self._middles), -1, g_decay.shape[-1])
+                g_decay += torch.bmm(self._middles, flows).unflatten(0, (2, -1)).sum(0)
         self._pair.mul_(self._lost)
