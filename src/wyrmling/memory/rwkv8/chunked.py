@@ -62,13 +62,16 @@ class Recurrence(torch.autograd.Function):
         """neurons [H, B, T, N], values [B, T, D], log_decay [H, N], rho [H, B, N, D], norm [H, B, N] (None: empty)."""
         cut = Cut(neurons.shape, chunk, neurons.device)
         reads = values.new_empty(*neurons.shape[:3], values.shape[2], dtype=log_decay.dtype)
-        kept, rhos, norms = [], [], []
+        kept: list[Kept] = []
+        rhos: list[Tensor | None] = []
+        norms: list[Tensor | None] = []
         for place, powers in cut.places(log_decay, workspace):
             chunks = Chunks(neurons, values, place, powers, cut, workspace)
             first, sums = (None if x is None else x[place] for x in (rho, norm))
-            found = forward_pass(chunks, first, sums, reads[place], keep=keep, carry=carry)
-            for where, what in zip((kept, rhos, norms), found, strict=True):
-                where.append(what)
+            one, last, final = forward_pass(chunks, first, sums, reads[place], keep=keep, carry=carry)
+            kept.append(one)
+            rhos.append(last)
+            norms.append(final)
         saved = [x for one in kept for x in (*one.scores, *one.sums, *one.states)]
         ctx.save_for_backward(neurons, values, log_decay, reads, *saved)
         ctx.chunk, ctx.workspace = chunk, workspace

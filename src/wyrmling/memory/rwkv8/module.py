@@ -72,17 +72,21 @@ class Rwkv8(Memory):
         )
 
     def stretch(self, rows: int, length: int, neurons: int | None = None) -> int:
-        """Tokens between two states: several chunks, unless somebody asked for a length or the limit lowered it."""
+        """Tokens between two states: chunks joined, unless somebody asked for a size or the limit lowered it.
+
+        A state costs more than the pairs of tokens in two chunks do.
+        """
         chunk = self.runtime_chunk(rows, length, neurons)
         return min(length, JOINED * chunk) if self.chunk_override is None and chunk == FIRST else chunk
 
     def choice(self, length: int) -> FormChoice:
         """Chunks that hand the state on, always: with a decay per neuron no dense form is cheaper."""
         tile = min(length, TILE)
+        if self.executor != "auto":
+            reason = f"asked for by model.sequence_kernel.executor, {tile} tokens at a time"
+            return FormChoice("sequential", tile, reason)
         chunk = self.chunk_override or FIRST
-        return FormChoice(
-            "chunked", tile, f"{tile} tokens at a time, in chunks of at most {min(chunk, tile)}"
-        )
+        return FormChoice("chunked", tile, f"chunks of {min(chunk, tile)} tokens, {tile} tokens at a time")
 
     def initial_state(
         self, rows: int, *, neurons: int | None = None, device: torch.device | None = None

@@ -36,9 +36,9 @@ class Workspace(threading.local):
         size = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size:
-            # what was made so far are views of the buffer that goes
-            self._powers.clear()
-            self._blocks.clear()
+            if buffer is not None:  # what was made so far may be views of it
+                self._powers.clear()
+                self._blocks.clear()
             with torch.inference_mode(False):  # it may be written to outside of inference later
                 buffer = self._buffers[name, dtype] = torch.empty(size, dtype=dtype)
         return buffer[:size].view(shape)
