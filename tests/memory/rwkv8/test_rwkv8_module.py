@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -380,3 +381,28 @@ def test_the_naive_form_takes_what_the_module_hands_over() -> None:
     torch.testing.assert_close(read, expected)
     torch.testing.assert_close(final["rho"], rho)
     torch.testing.assert_close(final["norm"], norm)
+
+
+def test_going_backward_twice_finds_the_same() -> None:
+    """What is kept for the backward pass is read, never written to."""
+    memory = build(chunk=4)
+    neurons, stream = (x.requires_grad_() for x in tokens(memory, 2, 11))
+    read, state = call(memory, neurons, stream, prefix(memory, 2))
+    loss = read.square().sum() + state["rho"].square().sum() + state["norm"].square().sum()
+    inputs = [memory.time_decay, neurons, stream]
+    once = torch.autograd.grad(loss, inputs, retain_graph=True)
+    call(memory, *tokens(memory, 3, 9))
+    for one, other in zip(once, torch.autograd.grad(loss, inputs), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_threads_do_not_share_buffers() -> None:
+    memory = build()
+    documents = [tokens(memory, 2, 40, seed) for seed in range(4)]
+    expected = [outcome(memory, *document, None) for document in documents]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            for one, other in zip(
+                pool.map(lambda d: outcome(memory, *d, None), documents), expected, strict=True
+            ):
+                assert_close(one, other, 1e-15)

@@ -84,7 +84,8 @@ class Backward:
         block.g_scores[:, :length, :length] = torch.bmm(g, chunks.by_head.mT)
         # nothing is known of tokens that are none, not even that they are finite
         block.g_scores[:, length:] = 0
-        block.find_gradients(self.g_decay)
+        scale = want_rho or before is not None or self.g_rho is not None
+        block.find_gradients(self.g_decay, scale=scale)
         if self.g_rho is not None:
             g_values += self._through_write(self.g_rho, before)
         if before is not None:

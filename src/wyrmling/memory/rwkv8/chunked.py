@@ -151,5 +151,5 @@ def single_token(
     # states are heads first in memory: products in that order need no copy of them
     reads = torch.matmul(queries.transpose(0, 1), rho.transpose(0, 1)).transpose(0, 1)
     decay = log_decay.exp()
-    rho = torch.addcmul(decay[:, :, None] * rho, q.mT, values[:, None].to(rho.dtype))
+    rho = (decay[:, :, None] * rho).addcmul_(q.mT, values[:, None].to(rho.dtype))
     return reads, rho, torch.addcmul(q[:, :, 0], decay, norm)

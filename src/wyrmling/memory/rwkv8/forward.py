@@ -55,7 +55,7 @@ class Cut:
     def places(self, log_decay: Tensor, workspace: Workspace) -> Iterator[tuple[tuple[slice, slice], Powers]]:
         """What is taken at a time, [heads, rows], with the powers of these heads' decays."""
         for heads in self.heads:
-            powers = workspace.powers(log_decay[heads], self.block)
+            powers = workspace.powers(log_decay[heads], self.block, heads.start)
             for rows in self.rows:
                 yield (heads, rows), powers
 
@@ -188,7 +188,8 @@ def forward_pass(
     for index in range(count):
         chunks.open(index, sums)
         before = None if state is None else chunks.lowered(state)
-        chunks.block.find_scores()
+        write = carry or index + 1 < count
+        chunks.block.find_scores(scale=write or state is not None)
         scores = chunks.block.scores[:, : chunks.length, : chunks.length]
         read = torch.bmm(scores, chunks.by_head).to(chunks.wide)
         if before is not None:
@@ -200,6 +201,6 @@ def forward_pass(
             kept.sums.append(sums)
         if keep and index % every == 0:
             kept.states.append(before if every == 1 or state is None else state.clone())
-        if carry or index + 1 < count:
+        if write:
             state = chunks.write(state)
     return kept, state if carry else None, sums if carry else None

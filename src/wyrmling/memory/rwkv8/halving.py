@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 # Halves of so many tokens or more are multiplied in the given low precision. Smaller products gain nothing from it.
-LOW_FROM = 16
+LOW_FROM = 32
 
 
 Buffers = Callable[[str, tuple[int, ...], torch.dtype], Tensor]
@@ -182,15 +182,17 @@ class Block:
         for level in self._levels:
             level.pass_back_sums()
 
-    def find_scores(self) -> None:
+    def find_scores(self, *, scale: bool = True) -> None:
         """scores_ts = sum_n lam^(t-1-s) queries_t keys_s for s < t, and 0 elsewhere.
 
-        Queries and keys are scaled afterwards: by lam^t and lam^(P-1-s).
+        Queries and keys are scaled afterwards, by lam^t and lam^(P-1-s), if that is wanted.
         """
         for level in self._levels:
             level.find_scores()
+            if scale or level is not self._levels[-1]:
+                level.scale()
 
-    def find_gradients(self, g_decay: Tensor | None) -> None:
+    def find_gradients(self, g_decay: Tensor | None, *, scale: bool = True) -> None:
         """Sets `to_pair` from `g_scores`. Scales as `find_scores` does.
 
         g_decay [H, 1, N]: where to add what makes good for rounding, to the gradient of log lam; see `Level`.
@@ -199,6 +201,8 @@ class Block:
             self.to_pair.zero_()
         for level in self._levels:
             level.add_gradients(g_decay)
+            if scale or level is not self._levels[-1]:
+                level.scale()
 
 
 class Level:
@@ -255,15 +259,18 @@ class Level:
         self._earlier_sums.addcmul_(self._first_sums, self._until)
 
     def find_scores(self) -> None:
-        """The products of this level; then scale the pairs to what the next one wants."""
+        """The products of this level."""
         if self._is_low:
             self._low_pair.copy_(self._pair)
         torch.bmm(self._queries, self._keys.mT, out=self._scores)
         self._place.copy_(self._scores.view_as(self._place))
+
+    def scale(self) -> None:
+        """To what the next level wants."""
         self._pair.mul_(self._lost)
 
     def add_gradients(self, g_decay: Tensor | None) -> None:
-        """Those of this level's products (the first level sets, the others add); then scale as `find_scores`."""
+        """Those of this level's products: the first level sets, the others add."""
         g = self._scores
         g.view_as(self._g_place).copy_(self._g_place)
         if self._is_first:  # neighbours: no decay lies between them
@@ -282,4 +289,3 @@ class Level:
             if self._is_low and g_decay is not None:
                 flows = self._g_pair.mul_(self._pair).view(len(self._middles), -1, g_decay.shape[-1])
                 g_decay += torch.bmm(self._middles, flows).unflatten(0, (2, -1)).sum(0)
-        self._pair.mul_(self._lost)

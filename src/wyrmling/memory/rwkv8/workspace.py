@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .halving import Block, Powers
 
-KEPT = 32  # blocks of different sizes; beyond that their views are made anew
+KEPT = 64  # blocks of different sizes; beyond that their views are made anew
 
 
 class Workspace(threading.local):
@@ -22,7 +22,10 @@ class Workspace(threading.local):
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
-        self._powers: dict[tuple[int, ...], Powers] = {}
+        self._powers: dict[tuple[object, ...], Powers] = {}
+        self._set: dict[
+            int, tuple[Powers, Tensor]
+        ] = {}  # by address: whose tables lie there, of which decays
         self._blocks: dict[tuple[object, ...], Block] = {}
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
@@ -38,21 +41,30 @@ class Workspace(threading.local):
         if buffer is None or buffer.numel() < size:
             if buffer is not None:  # what was made so far may be views of it
                 self._powers.clear()
+                self._set.clear()
                 self._blocks.clear()
             with torch.inference_mode(False):  # it may be written to outside of inference later
                 buffer = self._buffers[name, dtype] = torch.empty(size, dtype=dtype)
         return buffer[:size].view(shape)
 
-    def powers(self, log_decay: Tensor, size: int) -> Powers:
-        """The powers of lam up to `size`, from log lam [H, N]."""
+    def powers(self, log_decay: Tensor, size: int, name: int = 0) -> Powers:
+        """The powers of lam up to `size`, from log lam [H, N]. Those of another name stay as they are.
+
+        Layers and passes ask for the same ones again and again: that costs a comparison.
+        """
         (heads, width), dtype, device = log_decay.shape, log_decay.dtype, log_decay.device
-        tables = self.buffer("powers", (2, heads, 1, size + 1, width), dtype, device)
-        powers = self._powers.get(tables.shape) if device.type == "cpu" else None
-        if powers is None or powers.tables.dtype != dtype:
+        tables = self.buffer(f"powers {name}", (2, heads, 1, size + 1, width), dtype, device)
+        key = (name, dtype, *tables.shape)
+        powers = self._powers.get(key)
+        if powers is None:
             with torch.inference_mode(False):
                 powers = Powers(tables)
-            if device.type == "cpu":
-                self._powers[tables.shape] = powers
+        if device.type == "cpu":
+            self._powers[key] = powers
+            last = self._set.get(tables.data_ptr())
+            if last is not None and last[0] is powers and torch.equal(last[1], log_decay):
+                return powers
+            self._set[tables.data_ptr()] = powers, log_decay.detach().clone()
         powers.set(log_decay)
         return powers
 
