@@ -16,7 +16,6 @@ from .chunking import FIRST, SCRATCH_BYTES, runtime_chunk
 from .workspace import Workspace
 
 EXECUTORS = ("auto", "reference", "naive")
-JOINED = 2
 TILE = 512  # tokens that a layer hands over at a time: several chunks, and the neurons of a tile still fit a cache
 
 
@@ -71,14 +70,6 @@ class Rwkv8(Memory):
             scratch_bytes=self.scratch_bytes,
         )
 
-    def stretch(self, rows: int, length: int, neurons: int | None = None) -> int:
-        """Tokens between two states: chunks joined, unless somebody asked for a size or the limit lowered it.
-
-        A state costs more than the pairs of tokens in two chunks do.
-        """
-        chunk = self.runtime_chunk(rows, length, neurons)
-        return min(length, JOINED * chunk) if self.chunk_override is None and chunk == FIRST else chunk
-
     def choice(self, length: int) -> FormChoice:
         """Chunks that hand the state on, always: with a decay per neuron no dense form is cheaper."""
         tile = min(length, TILE)
@@ -118,7 +109,7 @@ class Rwkv8(Memory):
         with torch.autocast(neurons.device.type, enabled=False):
             log_decay = F.logsigmoid(self.time_decay[:, :width].to(wide))
             if self.executor == "auto" and length > 1:
-                chunk = self.stretch(rows, length, width)
+                chunk = self.runtime_chunk(rows, length, width)
                 read, final_rho, final_norm = chunked.decayed_recurrence(
                     neurons, stream, log_decay, rho, norm, chunk=chunk, carry=carry, workspace=self._workspace
                 )
