@@ -425,7 +425,10 @@ def test_the_configuration_in_force_is_saved_whole_and_can_be_used_again(
         (["--set", "parallel.world_size=2"], ("parallel.world_size", "2")),
         (["--set", "model.n_head=3"], ("model.n_head", "divisible")),
         (["--set", "generation.temperature=-1"], ("generation.temperature", "-1")),
-        (["--set", "training.tbptt_chunk_size=999"], ("training.tbptt_chunk_size", "must be <= training.block_size")),
+        (
+            ["--set", "training.tbptt_chunk_size=999"],
+            ("training.tbptt_chunk_size", "must be <= training.block_size"),
+        ),
         (["--set", "model.quant.enabled=true"], ("model.quant", "not in this version yet")),
     ],
 )
