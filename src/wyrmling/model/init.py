@@ -15,14 +15,9 @@ import torch
 from torch import Tensor
 
 from ..config.schema.initialization import Initialization, NeuronGains, TopologyPrior
-from ..numerics.keyed import hash_int
+from ..numerics.first_draws import generator
 
 MatrixName = Literal["encoder", "encoder_v", "decoder", "lm_head"]
-
-
-def generator(seed: int, *names: str) -> torch.Generator:
-    """A CPU generator that depends on the seed and the names alone."""
-    return torch.Generator().manual_seed(hash_int("init", seed, *names) >> 1)
 
 
 def embedding_std(config: Initialization, width: int) -> float:

@@ -98,8 +98,8 @@ def probe_state(
             "fewer rows, or a longer text"
         )
     borders = edges(length)
-    loader = BatchLoader(split, SequentialWindows(len(split), NEAREST, rows), NEAREST)
-    steps = SequentialWindows(len(split), NEAREST, rows).steps
+    order = SequentialWindows(len(split), NEAREST, rows)
+    loader, steps = BatchLoader(split, order, NEAREST), order.steps
     sums = _Sums(len(borders) - 1)
     live: State | None = None
     emptied: State | None = None

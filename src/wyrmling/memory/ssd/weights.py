@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...numerics.keyed import hash_int
+from ...numerics.first_draws import generator
 
 
 def require(holds: bool, message: str) -> None:
@@ -30,11 +30,6 @@ def positive_counts(**counts: int) -> None:
     """Refuse counts, by the names of their keys, below 1 (ValueError)."""
     for name, count in counts.items():
         require(count > 0, f"{name}: must be at least 1, got {count}")
-
-
-def generator(seed: int, name: str) -> torch.Generator:
-    """A CPU generator that depends on the seed and the parameter's name alone."""
-    return torch.Generator().manual_seed(hash_int("init", seed, name) >> 1)
 
 
 def normal(*shape: int, fan_in: int, seed: int, name: str) -> Tensor:
