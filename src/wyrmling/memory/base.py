@@ -21,6 +21,11 @@ from .choose import FormChoice
 MemoryState = dict[str, Tensor]
 
 
+def sums_dtype(tensor: Tensor) -> torch.dtype:
+    """What states and sums are kept in, whatever the products run in: float64 for float64, else float32."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def reset_rows(state: MemoryState, reset: Tensor) -> MemoryState:
     """The state with the marked rows (bool [B]) emptied. Every part of it; what was there, NaN included, is gone."""
     return {

@@ -15,7 +15,7 @@ from ...numerics.positions import (
     rotary_frequencies,
     rotate,
 )
-from ..base import Memory, MemoryState, reset_rows
+from ..base import Memory, MemoryState, reset_rows, sums_dtype
 from ..choose import DEFAULT_CHUNK, FormChoice, choose_form
 from . import chunked, dense, naive
 
@@ -109,7 +109,7 @@ class LinearAttention(Memory):
         """Keys (= queries) of neurons [B, H, T, N] whose first token stands at `position`: [B, H, T, K]."""
         if self.positions == "alibi":
             return neurons
-        dtype = torch.float64 if neurons.dtype == torch.float64 else torch.float32
+        dtype = sums_dtype(neurons)
         rotor = self.phase_table()(position, neurons.shape[2], dtype, neurons.device)
         width = neurons.shape[3] // 2 if self.positions == "rope" else neurons.shape[3]
         # a narrow layer uses the first neurons, and so the first frequencies
@@ -134,7 +134,7 @@ class LinearAttention(Memory):
         queries = self.encode(neurons, position)
         length = queries.shape[2]
         # sums and states in float32 or better, whatever the products run in
-        wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
+        wide = sums_dtype(stream)
         values = stream.to(wide)
         rho = None if state is None else state["rho"].to(wide)
         decay = self.decay(wide, queries.device)

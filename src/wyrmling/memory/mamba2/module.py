@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...numerics.roles import Role, declare
-from ..base import Memory, MemoryState, reset_rows
+from ..base import Memory, MemoryState, reset_rows, sums_dtype
 from ..choose import FormChoice
 from ..ssd.chunked import CHUNK, SEGMENT
 from ..ssd.weights import inverse_softplus, log_uniform, normal, positive_counts, positive_numbers, require
@@ -170,7 +170,7 @@ class Mamba2(Memory):
         if state is not None and reset is not None:
             state = reset_rows(state, reset)
         # everything between the projections in float32 or better, whatever they run in
-        wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
+        wide = sums_dtype(stream)
         projected = stream.to(self.in_proj.dtype) @ self.in_proj
         with torch.autocast(stream.device.type, enabled=False):
             if state is not None:

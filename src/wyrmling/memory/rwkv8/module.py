@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...numerics.roles import Role, declare
-from ..base import Memory, MemoryState, reset_rows
+from ..base import Memory, MemoryState, reset_rows, sums_dtype
 from ..choose import FormChoice
 from . import chunked, naive
 from .chunking import FIRST, SCRATCH_BYTES, runtime_chunk
@@ -102,7 +102,7 @@ class Rwkv8(Memory):
             state = reset_rows(state, reset)
         rows, _, length, width = neurons.shape
         # sums and states in float32 or better, whatever the products run in
-        wide = torch.float64 if stream.dtype == torch.float64 else torch.float32
+        wide = sums_dtype(stream)
         rho, norm = (None, None) if state is None else (state["rho"].to(wide), state["norm"].to(wide))
         final_rho: Tensor | None
         final_norm: Tensor | None

@@ -36,6 +36,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ..base import sums_dtype
+
 CHUNK = 64
 SEGMENT = 1024  # tokens whose chunks are one batch: enough to fill the products, not to leave the cache
 FORGOTTEN = -1000.0  # exp of this is 0 in float64; stronger decays would only cost the others their digits
@@ -201,7 +203,7 @@ def ssd(
         carry: False says that nobody will read the final state, which then need not be computed.
     Returns: reads [B, H, T, P], final state [B, H, P, N] or None. float64 where the values are, else float32.
     """
-    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+    wide = sums_dtype(values)
     log_decay, values, keys, queries = (t.to(wide) for t in (log_decay, values, keys, queries))
     state = None if state is None else state.to(wide)
     with torch.autocast(values.device.type, enabled=False):
