@@ -9,7 +9,7 @@ from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.data.batches import Batch
 from wyrmling.model import Model
 from wyrmling.training.machine import Machine
-from wyrmling.training.step import StepOutcome, optimizer_step
+from wyrmling.training.step import StepOutcome, StepRules, optimizer_step
 from wyrmling.watch.profile import StageProfile
 
 MACHINE = Machine(torch.device("cpu"), torch.float64, 1, False, ())
@@ -48,9 +48,7 @@ def step(size: int, *, dropout: float = 0.0, optimizer: str = "SGD") -> tuple[Mo
         MACHINE,
         step=1,
         rate=0.1,
-        dropout=dropout,
-        seed=5,
-        limits={"max_norm": 0.05, "max_value": None},
+        rules=StepRules(dropout, 5, {"max_norm": 0.05, "max_value": None}),
         profile=StageProfile(),
     )
     return model, outcome

@@ -18,7 +18,7 @@ from wyrmling import Config, Model, State
 from wyrmling.data.batches import Batch, BatchLoader
 from wyrmling.data.dataset import prepare_dataset
 from wyrmling.errors import CheckpointError, DataError
-from wyrmling.training.session import Plan
+from wyrmling.training.plan import Plan
 from wyrmling.training.streams import Streams, backward_in_chunks
 
 Make = Callable[..., Config]

@@ -14,7 +14,7 @@ from wyrmling.model import Model
 from wyrmling.numerics.dropout import Dropout
 from wyrmling.optim import Limits
 from wyrmling.training.machine import Machine
-from wyrmling.training.step import StepOutcome, optimizer_step
+from wyrmling.training.step import StepOutcome, StepRules, optimizer_step
 from wyrmling.watch.profile import StageProfile
 
 OFF: Limits = {"max_norm": None, "max_value": None}
@@ -59,9 +59,7 @@ def taken(
         Machine(torch.device("cpu"), dtype, 1, False, ()),
         step=7,
         rate=rate,
-        dropout=dropout,
-        seed=21,
-        limits=limits,
+        rules=StepRules(dropout, 21, limits),
         profile=StageProfile(),
     )
 
@@ -136,9 +134,7 @@ def test_nothing_changes_when_a_gradient_is_not_finite() -> None:
             machine,
             step=1,
             rate=0.1,
-            dropout=0.0,
-            seed=1,
-            limits=OFF,
+            rules=StepRules(0.0, 1, OFF),
             profile=StageProfile(),
         )
 

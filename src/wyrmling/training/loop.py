@@ -10,15 +10,14 @@ import contextlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..checkpoint import prune, save_checkpoint, write_pointer
 from ..data.batches import Batch, target_bytes
 from ..errors import DivergedError, UserError, WyrmlingError
-from ..optim import global_norm, limits
+from ..optim import global_norm
 from ..watch.events import (
     Broadcaster,
     CheckpointReport,
@@ -33,71 +32,10 @@ from ..watch.events import (
 from ..watch.memory import current_memory
 from ..watch.profile import StageProfile
 from .evaluation import Evaluation
+from .progress import EARLY, FINISHED, Progress, Window
 from .sample import write_sample
 from .session import Session
-from .step import StepOutcome, optimizer_step
-from .stopping import BestSoFar
-
-T = TypeVar("T")
-FINISHED = "finished"
-EARLY = "early stopping"
-
-
-@dataclass
-class Window:
-    """Sums over the steps since the last logged one. Saved too, so that a resumed run logs the same losses."""
-
-    loss_sum: torch.Tensor | float = 0.0
-    targets: int = 0
-    text_bytes: int = 0
-
-    def add(self, loss_sum: torch.Tensor, targets: int, text_bytes: int) -> None:
-        """One more step; the loss stays on the device."""
-        self.loss_sum = self.loss_sum + loss_sum
-        self.targets += targets
-        self.text_bytes += text_bytes
-
-
-@dataclass
-class Progress:
-    """What a checkpoint remembers besides tensors, and what the reports are made of."""
-
-    step: int = 0
-    tokens_seen: int = 0
-    seconds: float = 0.0
-    loss: float | None = None
-    validation_loss: float | None = None
-    validation_step: int | None = None
-    best: BestSoFar = field(default_factory=BestSoFar)
-    window: Window = field(default_factory=lambda: Window())
-    validation_due: bool = False
-    reason: str | None = None
-
-    def to_json(self, total_steps: int) -> dict[str, Any]:
-        """The content of `progress.json`."""
-        self.window.loss_sum = float(self.window.loss_sum)
-        record = {**asdict(self), "total_steps": total_steps, "finished": self.reason in (FINISHED, EARLY)}
-        for name in ("loss", "validation_loss"):  # JSON has no NaN
-            if record[name] is not None and not math.isfinite(record[name]):
-                record[name] = None
-        return record
-
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> Progress:
-        """From `progress.json`; keys of later versions are ignored."""
-        plain = [name for name in Progress.__dataclass_fields__ if name not in ("best", "window", "reason")]
-        known = {name: record[name] for name in plain if name in record}
-        return Progress(
-            **known,
-            best=_known(BestSoFar, record.get("best")),
-            window=_known(Window, record.get("window")),
-        )
-
-
-def _known(kind: type[T], record: dict[str, Any] | None) -> T:
-    """An object of a dataclass from those keys of a record that it has."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in (record or {}).items() if name in names})
+from .step import StepOutcome, StepRules, optimizer_step
 
 
 @dataclass(frozen=True)
@@ -123,6 +61,7 @@ class TrainingLoop:
     def __init__(self, session: Session, progress: Progress, reports: Broadcaster, control: Control) -> None:
         self.session, self.progress, self.reports, self.control = session, progress, reports, control
         self.settings = session.config.training
+        self.rules = StepRules.of(session.config)
         self.profile = StageProfile()
         self._lengths = session.dataset.tokenizer.byte_lengths()
         self._validation: Evaluation | None = None
@@ -180,12 +119,8 @@ class TrainingLoop:
             step=step,
             rate=rate,
             decay=session.weight_decay.at(step),
-            dropout=session.config.model.dropout,
-            seed=self.settings.seed,
-            limits=limits(session.config.optimizer),
+            rules=self.rules,
             profile=self.profile,
-            chunk=self.settings.tbptt_chunk_size,
-            window=self.settings.tbptt_window,
             streams=session.streams,
         )
         self.progress.step = step

@@ -15,7 +15,7 @@ from ..text.tokenizers import differences
 from ..watch.events import Broadcaster, Callback, Message
 from .geometry import RWKV8_CHOICE
 from .loading import own_tokenizer
-from .loop import Progress
+from .progress import Progress
 from .versions import versions
 
 

@@ -22,9 +22,11 @@ from ..runs import RunDirectory, build_run_record, create_run, find_run
 from ..text.tokenizers import Tokenizer, differences
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
+from .fingerprints import fingerprint_lines
 from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
-from .loop import LoopEnd, Progress, TrainingLoop
+from .loop import LoopEnd, TrainingLoop
+from .progress import Progress
 from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
 from .session import STREAMS, Parts, Session, build_parts
 from .stopping import stop_on_signals
@@ -188,7 +190,7 @@ def _started(session: Session, progress: Progress, launch: Launch, control: Cont
         control=control,
         state_bytes=session.state_bytes(),
         step_bytes=session.step_bytes(),
-        fingerprint=session.fingerprint_lines(),
+        fingerprint=fingerprint_lines(session),
         resumed=launch.run is not None,
     )
 

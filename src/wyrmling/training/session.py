@@ -10,72 +10,23 @@ import torch
 
 from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..config import Config
-from ..config.rules import resolve_gradient_accumulation
-from ..config.schema import Training
 from ..data.batches import Batch, BatchLoader
 from ..data.dataset import Dataset, Split
-from ..data.order import EpochWindows, Order, RandomWindows
-from ..data.streams import Documents, StreamingWindows
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..model import Geometry, Model
 from ..model.choice import step_bytes
 from ..model.fused import Fused
 from ..optim import Schedule, WeightDecay, build_optimizer, build_schedule, build_weight_decay
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
-from ..watch import fingerprint
 from .evaluation import Evaluation, validate
-from .geometry import RWKV8_CHOICE, geometry_line, limit_scratch
+from .geometry import RWKV8_CHOICE, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
+from .plan import Plan
 from .streams import Streams
 
 STREAMS = "streams-0"
 """The part of a checkpoint that holds the states of the rows, from row 0 on."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long the run is and what a step reads; everything follows from the configuration and the data's size.
-
-    Attributes:
-        accumulation: micro-batches per optimizer step.
-        global_rows: rows per optimizer step.
-        steps_per_epoch: optimizer steps that read the training split once.
-        total_steps: optimizer steps of the whole run.
-        by_epochs: whether the order visits every target once per epoch.
-    """
-
-    accumulation: int
-    global_rows: int
-    steps_per_epoch: int
-    total_steps: int
-    by_epochs: bool
-    order: Order
-
-    @staticmethod
-    def of(config: Config, dataset: Dataset) -> Plan:
-        """Raises ConfigError when neither epochs nor max_iters says how long the run is."""
-        training = config.training
-        accumulation = resolve_gradient_accumulation(
-            training.batch_size, training.gradient_accumulation_steps, training.target_effective_batch_size
-        )
-        rows = training.batch_size * accumulation
-        tokens, name = len(dataset.train), dataset.train.name
-        epochs: EpochWindows | StreamingWindows
-        epochs = EpochWindows(tokens, training.block_size, rows, training.seed, name)
-        by_epochs = training.epochs is not None or training.order != "random"
-        order: Order
-        if training.order == "streaming":
-            order = epochs = _streaming(dataset.train, training, rows)
-        else:
-            order = epochs if by_epochs else RandomWindows(tokens, training.block_size, training.seed, name)
-        if training.epochs is not None:
-            total = training.epochs * epochs.steps_per_epoch
-        elif training.max_iters is not None:
-            total = training.max_iters
-        else:
-            raise ConfigError("training.max_iters or training.epochs must say how long the run is")
-        return Plan(accumulation, rows, epochs.steps_per_epoch, total, by_epochs, order)
 
 
 @dataclass
@@ -196,46 +147,6 @@ class Session:
             carries=training.carries_states,
         )
 
-    def fingerprint_lines(self) -> tuple[tuple[str, str], ...]:
-        """The lines that say what the run does: five, and one for the geometry of a memory other than linear."""
-        training, optimizer = self.config.training, self.config.optimizer
-        executor = self.machine.chosen_executor
-        geometry = geometry_line(self.config, self.machine.device.type, self.model.memory, executor.tile)
-        return (
-            fingerprint.parallel_runtime(),
-            fingerprint.training_path(
-                backend=self.machine.device.type,
-                launch_mode=training.launch_mode,
-                sequence_kernel=self.config.effective_model.sequence_kernel.memory_system,
-                sequence_kernel_override=self.kernel_override,
-                block_size=training.block_size,
-                dtype=str(self.machine.dtype).removeprefix("torch."),
-                executor=f"{executor.name}/{executor.form}",
-                tbptt_chunk_size=training.tbptt_chunk_size,
-            ),
-            fingerprint.train_schedule(
-                dataset_steps_per_epoch=self.plan.steps_per_epoch,
-                checkpoint_interval_iters=training.checkpoint_interval_iters,
-                total_steps=self.total_steps,
-                epochs=training.epochs,
-            ),
-            fingerprint.training_batching(
-                micro_batch_size=training.batch_size,
-                gradient_accumulation_steps=self.plan.accumulation,
-                tbptt_chunk_size=training.tbptt_chunk_size,
-                tbptt_persist_across_steps=training.tbptt_persist_across_steps,
-                min_logical_block_size=training.min_logical_block_size,
-            ),
-            fingerprint.optimizer(
-                name=optimizer.name,
-                schedule_mode=optimizer.schedule_mode,
-                learning_rate=optimizer.learning_rate,
-                weight_decay=optimizer.weight_decay,
-                weight_decay_final=optimizer.weight_decay_final,
-            ),
-            *(() if geometry is None else (geometry,)),
-        )
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -297,28 +208,6 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     carried = config.training.tbptt_persist_across_steps
     streams = Streams(plan.accumulation, config.training.batch_size) if carried else None
     return Parts(config, dataset, plan, machine, model, optimizer, choices, streams)
-
-
-def _streaming(split: Split, training: Training, rows: int) -> StreamingWindows:
-    """The streaming order of a split.
-
-    Raises:
-        DataError: no document with anything to predict, or fewer blocks than rows.
-    """
-    try:
-        documents = Documents.of(split.document_starts, len(split), training.min_logical_block_size)
-    except ValueError as error:
-        raise DataError(
-            f"{split.where}: {error}; join short documents with training.min_logical_block_size"
-        ) from error
-    order = StreamingWindows(documents, training.block_size, rows, training.seed, split.name)
-    if order.count < rows:
-        raise DataError(
-            f"{split.where}: the {split.name} split has {order.count} blocks of training.block_size = "
-            f"{training.block_size} tokens for the {rows} rows of an optimizer step; use fewer rows "
-            "(training.batch_size, training.gradient_accumulation_steps), shorter blocks, or more text"
-        )
-    return order
 
 
 def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from ..config import Config
 from ..data.batches import Batch
 from ..errors import DivergedError
 from ..model import Model, State
 from ..numerics.dropout import Dropout
-from ..optim import Limits, first_nonfinite, scale_and_clip, set_rates
+from ..optim import Limits, first_nonfinite, limits, scale_and_clip, set_rates
 from ..watch.profile import StageProfile
 from .evaluation import zero_loss
 from .machine import Machine
@@ -42,6 +43,35 @@ class StepOutcome:
         return float(self.loss_sum) / max(self.targets, 1)
 
 
+@dataclass(frozen=True)
+class StepRules:
+    """What is the same for every step of a run.
+
+    Attributes:
+        dropout: probability; masks follow (seed, step, layer, row, position).
+        limits: how gradients are clipped; see `optim.scale_and_clip`.
+        chunk, window: tokens per chunk and chunks that a loss reaches; see `backward_in_chunks`.
+    """
+
+    dropout: float
+    seed: int
+    limits: Limits
+    chunk: int | None = None
+    window: int = 1
+
+    @staticmethod
+    def of(config: Config) -> StepRules:
+        """The rules of a run."""
+        training = config.training
+        return StepRules(
+            config.model.dropout,
+            training.seed,
+            limits(config.optimizer),
+            training.tbptt_chunk_size,
+            training.tbptt_window,
+        )
+
+
 def optimizer_step(
     model: Model,
     optimizer: torch.optim.Optimizer,
@@ -51,12 +81,8 @@ def optimizer_step(
     step: int,
     rate: float,
     decay: float | None = None,
-    dropout: float,
-    seed: int,
-    limits: Limits,
+    rules: StepRules,
     profile: StageProfile,
-    chunk: int | None = None,
-    window: int = 1,
     streams: Streams | None = None,
 ) -> StepOutcome:
     """Forward and backward over the micro-batches of optimizer step `step` (from 1), then one update.
@@ -65,7 +91,6 @@ def optimizer_step(
 
     Args:
         rate, decay: the step's learning rate and weight decay; a decay of None is that of the optimizer's groups.
-        chunk, window: tokens per chunk and chunks that a loss reaches; see `backward_in_chunks`.
         streams: states from the step before, which are replaced by those after this one; None starts every row anew.
 
     Raises:
@@ -76,15 +101,15 @@ def optimizer_step(
     loss_sum = zero_loss(machine)
     after: list[State | None] = []
     for index, batch in enumerate(batches):
-        key = Dropout(dropout, seed, step, tuple(batch.rows.tolist())) if dropout else None
+        key = _masks(rules, step, batch)
         loss, state = backward_in_chunks(
             _forward(model, machine, key, profile),
             batch.tokens.to(machine.device, non_blocking=True),
             batch.targets.to(machine.device, non_blocking=True),
             None if streams is None else streams.states[index],
             None if streams is None else batch.reset,
-            chunk=chunk,
-            window=window,
+            chunk=rules.chunk,
+            window=rules.window,
             carry=streams is not None,
             backward=_backward(profile),
         )
@@ -92,7 +117,7 @@ def optimizer_step(
         after.append(state)
     with profile.stage("optimizer"):
         parameters = list(model.parameters())
-        norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **limits)
+        norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **rules.limits)
         if not math.isfinite(norm):
             raise _diverged(model, step, float(loss_sum), rate)
         set_rates(optimizer, rate, decay)
@@ -102,6 +127,10 @@ def optimizer_step(
         streams.states = after
     profile.step_done()
     return StepOutcome(loss_sum, targets, norm)
+
+
+def _masks(rules: StepRules, step: int, batch: Batch) -> Dropout | None:
+    return Dropout(rules.dropout, rules.seed, step, tuple(batch.rows.tolist())) if rules.dropout else None
 
 
 def _forward(model: Model, machine: Machine, dropout: Dropout | None, profile: StageProfile) -> Forward:
