@@ -17,6 +17,8 @@ import math
 import torch
 from torch import Tensor
 
+from ...numerics.sums import running_sum
+
 TURN = 2 * math.pi
 
 
@@ -43,7 +45,7 @@ def accumulate(start: Tensor | None, step: Tensor, spin: Tensor) -> Tensor:
         spin: [B, T, R] in (-1, 1), half turns per unit of time; the same for all heads.
     Returns: radians in [-pi, pi], [B, H, T, R], dtype and device of `step`.
     """
-    turns = _exact(0.5 * step[..., None] * spin[:, None]).cumsum(2)
+    turns = running_sum(_exact(0.5 * step[..., None] * spin[:, None]), 2)
     if start is not None:
         turns = turns + _exact(start)[:, :, None] / TURN
     return (TURN * (turns - torch.round(turns))).to(step.device, step.dtype)

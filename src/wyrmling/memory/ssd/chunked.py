@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ...numerics.sums import running_sum
 from ..base import sums_dtype
 
 CHUNK = 64
@@ -48,7 +49,7 @@ class _Decays:
 
     def __init__(self, log_decay: Tensor) -> None:
         exact = torch.float32 if log_decay.device.type == "mps" else torch.float64  # mps has no float64
-        total, dtype = log_decay.clamp_min(FORGOTTEN).cumsum(-1, dtype=exact), log_decay.dtype
+        total, dtype = running_sum(log_decay.clamp_min(FORGOTTEN), dtype=exact), log_decay.dtype
         last = total[..., -1:]
         self.from_start = total.to(dtype).exp()[..., None]  # [B, H, c, Q, 1]
         self.to_end = (last - total).clamp_max_(0).to(dtype).exp()[..., None]  # [B, H, c, Q, 1]
@@ -148,17 +149,17 @@ class _Segment(torch.autograd.Function):
 
 def _sum_from(x: Tensor) -> Tensor:
     """sum_{t>=u} x_t for every u of the last axis."""
-    return x.flip(-1).cumsum(-1).flip(-1)
+    return running_sum(x.flip(-1)).flip(-1)
 
 
 def _sum_before(x: Tensor) -> Tensor:
     """sum_{s<u} x_s for every u of the last axis."""
-    return functional.pad(x.cumsum(-1)[..., :-1], (1, 0))
+    return functional.pad(running_sum(x)[..., :-1], (1, 0))
 
 
 def _across(weights: Tensor) -> Tensor:
     """sum_{s<u<=t} weights_ts of [..., Q, Q] for every u: [..., Q]."""
-    return functional.pad(weights.cumsum(-1).tril_(-1).sum(-2)[..., :-1], (1, 0))
+    return functional.pad(running_sum(weights).tril_(-1).sum(-2)[..., :-1], (1, 0))
 
 
 def _segment(
