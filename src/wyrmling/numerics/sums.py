@@ -17,7 +17,7 @@ def running_sum(x: Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -
 
 
 def by_doubling(x: Tensor, dim: int) -> Tensor:
-    """The same with log2 of the length additions of whole tensors: sums of 2, 4, 8 neighbours (Hillis and Steele 1986)."""
+    """The same in log2 of the length additions of whole tensors (Hillis and Steele 1986)."""
     length, span = x.shape[dim], 1
     while span < length:
         later = x.narrow(dim, span, length - span) + x.narrow(dim, 0, length - span)
