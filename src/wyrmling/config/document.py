@@ -59,7 +59,8 @@ def _section(path: str, field: FieldInfo) -> Iterator[str]:
     yield f"## `[{path}]`"
     yield ""
     unset = " Unset by default." if field.default is None else ""
-    yield f"{field.description}{unset}"
+    many = f" Each is a table `[[{path}]]`." if get_origin(field.annotation) is tuple else ""
+    yield f"{field.description}{many}{unset}"
     yield ""
     if path == "dataset.validation":
         own = ", ".join(f"`{name}`" for name in DatasetOptions.model_fields)

@@ -102,6 +102,9 @@ def known_keys() -> tuple[str, ...]:
 
 def unknown_keys(data: Any, shape: Shape = Config, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Every key that its table does not have, with what to say about it."""
+    if isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from unknown_keys(item, shape, (*path, index))
     if not isinstance(data, dict) or shape is None:
         return
     cls = table_at(shape, data)

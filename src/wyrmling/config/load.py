@@ -98,7 +98,7 @@ def _blame(tree: Node, keys: Sequence[str]) -> KeyPath:
     """The key of a broken rule to point at: one set by an option, else in a file, else in a recipe."""
     written: dict[KeyPath, Origin] = {}
     for key in keys:
-        path = tuple(key.split("."))
+        path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
         node = tree.find(path)
         if node is not None and node.origin != DEFAULT:
             written[path] = node.origin

@@ -78,6 +78,9 @@ def _path_of(location: Iterable[str | int], data: Any) -> KeyPath:
     for part in location:
         if isinstance(shape, Kinds):
             shape = shape.variants.get(str(part))
+        elif isinstance(part, int):
+            path += (part,)
+            data = data[part] if isinstance(data, list) and part < len(data) else None
         elif shape is not None:
             cls = table_at(shape, data)
             if cls is None or part not in cls.model_fields:
@@ -85,8 +88,6 @@ def _path_of(location: Iterable[str | int], data: Any) -> KeyPath:
             path += (part,)
             shape = shape_of(cls.model_fields[str(part)])
             data = data.get(part) if isinstance(data, Mapping) else None
-        elif isinstance(part, int):
-            path += (part,)
     return path
 
 
@@ -160,5 +161,8 @@ def _near(items: list[Any], value: Any) -> str:
 def _nearest(value: Any, names: list[str]) -> str:
     import difflib
 
-    found = difflib.get_close_matches(value, names, 1) if isinstance(value, str) else []
+    if not isinstance(value, str):
+        return ""
+    found = difflib.get_close_matches(value, names, 1)
+    found = found or [name for name in names if len(value) > 3 and value in name]
     return f' (did you mean "{found[0]}"?)' if found else ""

@@ -75,15 +75,23 @@ def _lay(tree: Node, path: KeyPath, value: Node, option: str) -> Node:
                 f"its items are numbered from 0, {index!r} is none of them"
             )
         if depth + 1 < len(path):
-            raise ConfigError(
-                f"--set {one_line(option)}: {dotted(path[: depth + 1])} is a single value, not a table"
-            )
+            item = items[int(index)]
+            if not item.is_table:
+                raise ConfigError(
+                    f"--set {one_line(option)}: {dotted(path[: depth + 1])} is a single value, not a table"
+                )
+            value = merge(item, _inside(path[depth + 1 :], value), None)
         items = [*items[: int(index)], value, *items[int(index) + 1 :]]
         path, value = path[:depth], Node(items, value.origin)
         break
+    return merge(tree, use_present_names(_inside(path, value)))
+
+
+def _inside(path: KeyPath, value: Node) -> Node:
+    """A value with the tables around it."""
     for part in reversed(path):
         value = Node({part: value}, value.origin)
-    return merge(tree, use_present_names(value))
+    return value
 
 
 def _list_at(tree: Node, path: KeyPath) -> list[Node] | None:

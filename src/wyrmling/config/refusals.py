@@ -38,7 +38,6 @@ REFUSED_KEYS = {
     "training.continual_backprop": NOT_YET,
     "training.init_transfer": NOT_YET,
     "training.fresh_top_heads": NOT_YET,
-    "training.module_lr_scales": NOT_YET,
     "training.gdpo": NOT_BUILT,
     "optimizer.muon.target_modules": f"{NOT_BUILT}: matrices are found by their role",
     "parallel.data": NOT_YET,

@@ -15,6 +15,7 @@ from .fanout import layer_totals, schedule_totals
 from .memory_rules import chunk_rules, memory_rules
 from .optimizer_rules import broken_optimizer_rules
 from .problems import Problem, RuleError
+from .scale_rules import scale_rules
 from .schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
 from .schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 
@@ -35,6 +36,7 @@ def check(config: Config) -> None:
     problems = [
         *_training(config.training),
         *chunk_rules(config.training),
+        *scale_rules(config.training),
         *_launch(config.training),
         *_optimizer(config),
         *_dataset(config),

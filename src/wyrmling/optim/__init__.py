@@ -7,6 +7,7 @@ from .gradients import Limits, first_nonfinite, global_norm, limits, scale_and_c
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
 from .muon import Muon, MuonSettings
 from .newton_schulz import orthogonalize
+from .scales import Scale, Scales, module_scales, target_of
 from .schedules import (
     Constant,
     Cosine,
@@ -33,6 +34,8 @@ __all__ = [
     "Noam",
     "ParameterGroup",
     "Role",
+    "Scale",
+    "Scales",
     "Schedule",
     "Step",
     "TwoStage",
@@ -45,10 +48,12 @@ __all__ = [
     "first_nonfinite",
     "global_norm",
     "limits",
+    "module_scales",
     "orthogonalize",
     "parameter_groups",
     "role_of",
     "scale_and_clip",
     "set_rates",
     "summarize",
+    "target_of",
 ]

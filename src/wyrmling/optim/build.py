@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from .adamw import AdamW
 from .bitnet import WeightDecay, build_weight_decay
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups
 from .muon import Muon, MuonSettings, matrices
+from .scales import Scales
 
 if TYPE_CHECKING:
     from ..config.schema.optimizer import Optimizer
@@ -33,6 +34,7 @@ def build_optimizer(
     *,
     total_steps: int = 1,
     products: torch.dtype = torch.float32,
+    scales: Scales | None = None,
 ) -> tuple[AdamW, tuple[Choice, ...]]:
     """AdamW (Loshchilov and Hutter 2019) over the groups of `parameter_groups`; Muon for the matrices if asked for.
 
@@ -42,12 +44,14 @@ def build_optimizer(
     Args:
         total_steps: of the run, over which a weight decay that changes does so.
         products: what the model's products run in; Muon's own follow it unless the configuration says otherwise.
+        scales: parts of the model whose learning rate is scaled have groups of their own.
     Returns: the optimizer, and the choices that were made for it, to be printed.
 
     Raises:
         ValueError: a parameter without a role, a matrix with less than two axes, or nothing to train.
     """
-    groups = parameter_groups(model.named_parameters(), config.weight_decay)
+    scales = scales or Scales()
+    groups = parameter_groups(model.named_parameters(), config.weight_decay, scales.apart)
     fused, reason = _can_fuse(groups)
     settings: dict[str, Any] = {
         "lr": config.learning_rate,
@@ -65,14 +69,20 @@ def build_optimizer(
     return optimizer, (Choice("optimizer", kind, reason), never)
 
 
-def set_rates(optimizer: torch.optim.Optimizer, rate: float, decay: float | None = None) -> None:
+def set_rates(
+    optimizer: torch.optim.Optimizer,
+    rate: float,
+    decay: float | None = None,
+    factors: Mapping[str, float] | None = None,
+) -> None:
     """Give every group the learning rate of a step, times the group's `lr_scale` where it has one, and its decay.
 
     Args:
         decay: of the groups whose role decays; None leaves it as it is.
+        factors: by the `part` of a group, what multiplies its learning rate besides; see `Scales.rates`.
     """
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("lr_scale", 1.0)
+        group["lr"] = rate * group.get("lr_scale", 1.0) * (factors or {}).get(group.get("part", ""), 1.0)
         if decay is not None and group.get("role") in DECAYED_ROLES:
             group["weight_decay"] = decay
 

@@ -8,7 +8,7 @@ convolution: those never decay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,13 @@ DECAYED_ROLES: frozenset[Role] = frozenset({"matrix", "embedding", "head"})
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """The trained parameters of one role, sorted by name."""
+    """The trained parameters of one role, sorted by name; `part` tells groups of a role apart."""
 
     role: Role
     weight_decay: float
     names: tuple[str, ...]
     parameters: tuple[torch.nn.Parameter, ...]
+    part: str = ""
 
     @property
     def count(self) -> int:
@@ -34,27 +35,35 @@ class ParameterGroup:
         return sum(parameter.numel() for parameter in self.parameters)
 
     def for_optimizer(self) -> dict[str, Any]:
-        """The group as `torch.optim` takes it; `role` stays readable in `optimizer.param_groups`."""
-        return {"params": list(self.parameters), "weight_decay": self.weight_decay, "role": self.role}
+        """The group as `torch.optim` takes it; `role` and `part` stay readable in `optimizer.param_groups`."""
+        return {
+            "params": list(self.parameters),
+            "weight_decay": self.weight_decay,
+            "role": self.role,
+            "part": self.part,
+        }
 
 
 def parameter_groups(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], weight_decay: float
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    weight_decay: float,
+    apart: Callable[[str], str] = lambda name: "",
 ) -> list[ParameterGroup]:
-    """Divide parameters into one group per role that occurs.
+    """Divide parameters into one group per role that occurs, and per part where some are kept apart.
 
     Every parameter that requires a gradient is in exactly one group: a tied weight once, under the first of
     its names in alphabetical order, a frozen one nowhere. The order (roles as listed in `ROLES`, then
-    names) does not depend on the order of creation.
+    parts, then names) does not depend on the order of creation.
 
     Args:
         named_parameters: as from `model.named_parameters()`, with or without duplicates.
         weight_decay: for the roles in `DECAYED_ROLES`; the others get 0.
+        apart: the part that a parameter of this name belongs to.
 
     Raises:
         ValueError: a parameter declares no role, or nothing is left to train.
     """
-    by_role: dict[Role, list[tuple[str, torch.nn.Parameter]]] = {role: [] for role in ROLES}
+    members_of: dict[tuple[Role, str], list[tuple[str, torch.nn.Parameter]]] = {}
     seen: set[int] = set()
     for name, parameter in sorted(named_parameters, key=lambda pair: pair[0]):
         if id(parameter) in seen:
@@ -62,16 +71,18 @@ def parameter_groups(
         seen.add(id(parameter))
         role = role_of(parameter, name)
         if parameter.requires_grad:
-            by_role[role].append((name, parameter))
+            members_of.setdefault((role, apart(name)), []).append((name, parameter))
     groups = [
         ParameterGroup(
             role=role,
             weight_decay=weight_decay if role in DECAYED_ROLES else 0.0,
             names=tuple(name for name, _ in members),
             parameters=tuple(parameter for _, parameter in members),
+            part=part,
         )
-        for role, members in by_role.items()
-        if members
+        for (role, part), members in sorted(
+            members_of.items(), key=lambda item: (ROLES.index(item[0][0]), item[0][1])
+        )
     ]
     if not groups:
         raise ValueError("every parameter is frozen: there is nothing to train")

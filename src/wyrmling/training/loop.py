@@ -61,7 +61,7 @@ class TrainingLoop:
     def __init__(self, session: Session, progress: Progress, reports: Broadcaster, control: Control) -> None:
         self.session, self.progress, self.reports, self.control = session, progress, reports, control
         self.settings = session.config.training
-        self.rules = StepRules.of(session.config)
+        self.rules = StepRules.of(session.config, session.scales)
         self.profile = StageProfile()
         self._lengths = session.dataset.tokenizer.byte_lengths()
         self._validation: Evaluation | None = None

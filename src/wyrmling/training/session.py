@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,7 +16,15 @@ from ..errors import ConfigError
 from ..model import Geometry, Model
 from ..model.choice import step_bytes
 from ..model.fused import Fused
-from ..optim import Schedule, WeightDecay, build_optimizer, build_schedule, build_weight_decay
+from ..optim import (
+    Scales,
+    Schedule,
+    WeightDecay,
+    build_optimizer,
+    build_schedule,
+    build_weight_decay,
+    module_scales,
+)
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from .evaluation import Evaluation, validate
@@ -44,6 +52,7 @@ class Session:
     choices: tuple[Choice, ...]
     run: RunDirectory
     streams: Streams | None = None
+    scales: Scales = field(default_factory=Scales)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -160,6 +169,7 @@ class Parts:
     optimizer: torch.optim.Optimizer
     choices: tuple[Choice, ...]
     streams: Streams | None = None
+    scales: Scales = field(default_factory=Scales)
 
     def session(self, run: RunDirectory) -> Session:
         """The session of this run."""
@@ -177,6 +187,7 @@ class Parts:
             self.choices,
             run,
             streams=self.streams,
+            scales=self.scales,
         )
 
 
@@ -194,8 +205,9 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     model = _model(config, geometry, machine)
     chunks = limit_scratch(model.memory, (stored or {}).get(RWKV8_CHOICE))
     model.to(machine.device, machine.weight_dtype)
+    scales = _scales(config, model, plan.total_steps)
     optimizer, optimizer_choices = build_optimizer(
-        model, config.optimizer, total_steps=plan.total_steps, products=machine.dtype
+        model, config.optimizer, total_steps=plan.total_steps, products=machine.dtype, scales=scales
     )
     choices = (
         *machine.choices,
@@ -203,11 +215,12 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
         allocator,
         thread_waiting(),
         *(Choice(*choice) for choice in optimizer_choices),
+        *_scaled(scales),
         _batching(config, plan),
     )
     carried = config.training.tbptt_persist_across_steps
     streams = Streams(plan.accumulation, config.training.batch_size) if carried else None
-    return Parts(config, dataset, plan, machine, model, optimizer, choices, streams)
+    return Parts(config, dataset, plan, machine, model, optimizer, choices, streams, scales)
 
 
 def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
@@ -224,6 +237,18 @@ def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
     if chosen.promoted is not None:
         model.memory.executor = chosen.promoted
     return model
+
+
+def _scales(config: Config, model: Model, total_steps: int) -> Scales:
+    """The parts of the model that learn at a rate of their own, or not at all."""
+    names = [name for name, _ in model.named_parameters()]
+    return Scales(module_scales(config.training.module_lr_scales, names, total_steps))
+
+
+def _scaled(scales: Scales) -> tuple[Choice, ...]:
+    if not scales:
+        return ()
+    return (Choice("parts of the model", scales.describe(), "asked for by training.module_lr_scales"),)
 
 
 def _vocabulary(config: Config, dataset: Dataset) -> int:

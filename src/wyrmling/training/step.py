@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,7 +17,7 @@ from ..data.batches import Batch
 from ..errors import DivergedError
 from ..model import Model, State
 from ..numerics.dropout import Dropout
-from ..optim import Limits, first_nonfinite, limits, scale_and_clip, set_rates
+from ..optim import Limits, Scales, first_nonfinite, limits, scale_and_clip, set_rates
 from ..watch.profile import StageProfile
 from .evaluation import zero_loss
 from .machine import Machine
@@ -51,6 +51,7 @@ class StepRules:
         dropout: probability; masks follow (seed, step, layer, row, position).
         limits: how gradients are clipped; see `optim.scale_and_clip`.
         chunk, window: tokens per chunk and chunks that a loss reaches; see `backward_in_chunks`.
+        scales: parts of the model whose learning rate or gradient is scaled.
     """
 
     dropout: float
@@ -58,9 +59,10 @@ class StepRules:
     limits: Limits
     chunk: int | None = None
     window: int = 1
+    scales: Scales = field(default_factory=Scales)
 
     @staticmethod
-    def of(config: Config) -> StepRules:
+    def of(config: Config, scales: Scales) -> StepRules:
         """The rules of a run."""
         training = config.training
         return StepRules(
@@ -69,6 +71,7 @@ class StepRules:
             limits(config.optimizer),
             training.tbptt_chunk_size,
             training.tbptt_window,
+            scales,
         )
 
 
@@ -116,11 +119,12 @@ def optimizer_step(
         loss_sum += loss
         after.append(state)
     with profile.stage("optimizer"):
+        rules.scales.scale_gradients(model.named_parameters(), step)
         parameters = list(model.parameters())
         norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **rules.limits)
         if not math.isfinite(norm):
             raise _diverged(model, step, float(loss_sum), rate)
-        set_rates(optimizer, rate, decay)
+        set_rates(optimizer, rate, decay, rules.scales.rates(step))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if streams is not None:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Table
 from .model import Kernel
+from .scales import ModuleScales
 
 LaunchMode = Literal[
     "fresh", "resume_exact_run", "resume_latest_checkpoint_if_present", "init_from_checkpoint"
@@ -91,6 +92,9 @@ class Training(Table):
     )
     sequence_kernel_override: Kernel | None = Field(
         default=None, description="The memory or the executor of this run, instead of model.sequence_kernel."
+    )
+    module_lr_scales: ModuleScales = Field(
+        default=(), description="Parts of the model that learn faster or slower than the rest."
     )
     launch_mode: LaunchMode = Field(default="fresh", description="Where the run starts from.")
     resume_run_dir: FilePath | None = Field(
