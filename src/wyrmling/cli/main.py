@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .._version import __version__
+from .bundle import bundle
 from .config import app as config_app
 from .doctor import doctor
 from .evaluate import evaluate
@@ -42,6 +43,7 @@ def _options(
 
 
 app.command("train", short_help="train a model, or go on training one")(train)
+app.command("bundle", short_help="train in stages, each from where another ended")(bundle)
 app.command("evaluate", short_help="loss and bits per byte of a model over a whole text")(evaluate)
 app.command("generate", short_help="write text with a trained model")(generate)
 app.command("runs", short_help="list the runs")(runs)

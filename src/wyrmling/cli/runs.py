@@ -57,7 +57,7 @@ def _show(found: list[Overview]) -> None:
         figures = run.figures
         of = "" if figures.total_steps is None else f"/{figures.total_steps}"
         table.add_row(
-            quantities.one_line(run.name) + (" (latest)" if run.latest else ""),
+            quantities.one_line(run.place) + (" (latest)" if run.latest else ""),
             quantities.one_line(run.status),
             f"{figures.step}{of}",
             quantities.loss(figures.loss),

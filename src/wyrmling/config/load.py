@@ -36,10 +36,15 @@ def load_config(paths: Names = (), overrides: Iterable[str] = ()) -> Config:
         ConfigError: one line with file, line, key, and the accepted form.
     """
     names = [paths] if isinstance(paths, str | Path) else list(paths)
+    return _with_options(read_layers(names), overrides)
+
+
+def read_layers(names: Sequence[str | Path], beside: tuple[Path, str] | None = None) -> Node:
+    """Files and recipes laid over each other, the default recipe where there is none; `beside` as for `read_layer`."""
     tree = Node({}, DEFAULT)
     for name in names or [DEFAULT_RECIPE]:
-        tree = merge(tree, read_layer(name))
-    return _with_options(tree, overrides)
+        tree = merge(tree, read_layer(name, beside))
+    return tree
 
 
 def config_from_dict(data: Mapping[str, Any], origin: str = "given") -> Config:

@@ -54,12 +54,12 @@ def toml_type(value: Any) -> str:
     return names.get(type(value), "a date or time")
 
 
-def value_problems(error: ValidationError, data: Any) -> list[tuple[KeyPath, str]]:
+def value_problems(error: ValidationError, data: Any, shape: Shape = Config) -> list[tuple[KeyPath, str]]:
     """The path and the text of every mistake about a value; unknown keys are reported elsewhere."""
     grouped: dict[KeyPath, list[Any]] = {}
     for item in error.errors(include_url=False):
         if item["type"] != "extra_forbidden":
-            path = _path_of(item["loc"], data)
+            path = _path_of(item["loc"], data, shape)
             if item["type"].startswith("union_tag") and isinstance(item["input"], Mapping):
                 path += ("type",)
             grouped.setdefault(path, []).append(item)
@@ -71,10 +71,9 @@ def value_problems(error: ValidationError, data: Any) -> list[tuple[KeyPath, str
     return problems
 
 
-def _path_of(location: Iterable[str | int], data: Any) -> KeyPath:
+def _path_of(location: Iterable[str | int], data: Any, shape: Shape) -> KeyPath:
     """The keys of a location; names of kinds and of branches of a union are left out."""
     path: KeyPath = ()
-    shape: Shape = Config
     for part in location:
         if isinstance(shape, Kinds):
             shape = shape.variants.get(str(part))

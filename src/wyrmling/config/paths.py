@@ -32,6 +32,25 @@ def run_root(config: Config) -> Path:
     return _from_environment(RUN_ROOT_VARIABLE) or Path("runs")
 
 
+def bundle_folder(config: Config) -> Path:
+    """The folder of a bundle: `run_root`, then the category, then `bundles/<bundle>`, as far as these are set."""
+    layout = config.run_layout
+    return _below(run_root(config), (None, layout.category), ("bundles", layout.bundle))
+
+
+def run_folder(config: Config) -> Path:
+    """The folder in which a new run's directory is made: `bundle_folder`, `stages/<stage>`, `variants/<variant>`."""
+    layout = config.run_layout
+    return _below(bundle_folder(config), ("stages", layout.stage), ("variants", layout.variant))
+
+
+def _below(folder: Path, *parts: tuple[str | None, str | None]) -> Path:
+    for marker, name in parts:
+        if name is not None:
+            folder = folder / (marker or "") / name
+    return folder
+
+
 def _from_environment(name: str) -> Path | None:
     value = os.environ.get(name, "").strip()
     return Path(value).expanduser() if value else None

@@ -24,18 +24,25 @@ _DUPLICATES = (
 )
 
 
-def read_layer(name: str | Path, shape: Any = None) -> Node:
+def read_layer(name: str | Path, beside: tuple[Path, str] | None = None) -> Node:
     """Read a file, or a shipped recipe by its name, with everything it extends.
+
+    Args:
+        beside: path and label of the bundle that names the file, to which a relative path is relative.
 
     Raises:
         ConfigError: no such file or recipe, not text, not TOML, or a circle of `extends`.
     """
-    path, label = _locate(str(name))
+    path, label = locate(str(name), beside, "config")
     return _read(path, label, [])
 
 
-def _locate(name: str, beside: tuple[Path, str] | None = None) -> tuple[Path, str]:
-    """The file that a name means, and how messages call it; `beside` is the file that extends it."""
+def locate(name: str, beside: tuple[Path, str] | None = None, key: str = "extends") -> tuple[Path, str]:
+    """The file that a name means, and how messages call it.
+
+    Args:
+        beside: path and label of the file whose `key` names it.
+    """
     if not name:
         raise ConfigError("the name of a configuration file is empty")
     is_name = "/" not in name and "\\" not in name and not Path(name).suffix
@@ -49,7 +56,7 @@ def _locate(name: str, beside: tuple[Path, str] | None = None) -> tuple[Path, st
         label = f"recipes/{path.name}"
     if path.is_file():
         return path, label
-    cause = f"{beside[1]}: extends " if beside else ""
+    cause = f"{beside[1]}: {key} " if beside else ""
     if path.is_dir():
         raise ConfigError(f"{cause}{label}: is a folder, not a configuration file")
     if "=" in name:
@@ -88,7 +95,7 @@ def _read(path: Path, label: str, above: list[tuple[Path, str]]) -> Node:
     own = build(data, origin_of)
     result = Node({}, own.origin)
     for base in _bases(own):
-        base_path, base_label = _locate(base, (path, label))
+        base_path, base_label = locate(base, (path, label))
         result = merge(result, _read(base_path, base_label, [*above, (real, label)]))
     return merge(result, use_present_names(own.without(("extends",))))
 

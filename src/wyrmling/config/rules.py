@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .fanout import layer_totals, schedule_totals
+from .layout_rules import layout_rules
 from .memory_rules import chunk_rules, memory_rules
 from .optimizer_rules import broken_optimizer_rules
 from .problems import Problem, RuleError
@@ -22,7 +23,6 @@ from .schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 if TYPE_CHECKING:
     from .schema import Config, Model, Training
 
-RESERVED_RUN_NAMES = ("latest",)
 _PLACEHOLDER = re.compile(r"\{[^{}]+\}")
 
 
@@ -46,6 +46,7 @@ def check(config: Config) -> None:
         *memory_rules(config),
         *_vocabulary(config),
         *_rest(config),
+        *layout_rules(config.run_layout),
     ]
     if problems:
         raise RuleError(problems)
@@ -286,9 +287,4 @@ def _rest(config: Config) -> Iterator[Problem]:
         yield Problem(
             f'parallel.world_size must be 1 when parallel.mode is "single", got {config.parallel.world_size}',
             ("parallel.world_size",),
-        )
-    if config.run_layout.name in RESERVED_RUN_NAMES:
-        yield Problem(
-            f'run_layout.name must not be "{config.run_layout.name}", which means the newest run',
-            ("run_layout.name",),
         )

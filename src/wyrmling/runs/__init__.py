@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..config.paths import run_root
 from .choices import Choice
-from .directory import RunDirectory, create_run, find_run, latest_run, run_names
+from .directory import RunDirectory, create_run
+from .finding import find_run, latest_run, run_names
 from .records import build_run_record, state_layout
 
 __all__ = [

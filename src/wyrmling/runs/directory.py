@@ -1,7 +1,7 @@
 """The directory of a run: made once, written by one process at a time, found again by name.
 
 runs/
-  latest                    text file, the name of the run created last
+  latest                    text file, the name of the run created last (its path, where it lies in a folder)
   amber-wyvern/
     config.json             what the run is (see `records`)
     training_config.json    the whole configuration, every default filled in
@@ -9,12 +9,14 @@ runs/
     checkpoint/             see `wyrmling.checkpoint`
     events.jsonl
     .lock                   held by the process that writes
+  ablations/                a folder that `run_layout` asks for, with runs of its own
+    latest
+    silent-otter/
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import os
 import shutil
@@ -25,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..config.paths import run_root
+from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError
 from ..files import TEMPORARY_PREFIX, storage_errors, sync_directory, temporary_sibling, write_atomically
 from . import records
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 
-_SHOWN = 5
 _ABANDONED_SECONDS = 3600
 
 
@@ -120,20 +121,27 @@ class RunDirectory:
             CheckpointError: another process holds it.
             StorageError: the file system refused.
         """
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(str(self.path / ".lock"))
-        try:
-            with storage_errors(self.path):
-                lock.acquire(timeout=0)
-        except Timeout:
-            raise CheckpointError(
-                f"{self.path} is being written by another process; wait for it, stop it, or start a new run"
-            ) from None
-        try:
+        with locked(self.path):
             yield
-        finally:
-            lock.release()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only process that writes a folder; see `RunDirectory.lock`."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(str(folder / ".lock"))
+    try:
+        with storage_errors(folder):
+            lock.acquire(timeout=0)
+    except Timeout:
+        raise CheckpointError(
+            f"{folder} is being written by another process; wait for it, stop it, or start a new run"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 Fill = Callable[["RunDirectory"], None]
@@ -145,15 +153,16 @@ def create_run(config: Config, fill: Fill | None = None) -> RunDirectory:
     The directory is filled under a temporary name and renamed: a process killed at any instant leaves a whole run or
     none.
 
-    Directory and name are those of WYRMLING_RUN_DIR and WYRMLING_RUN_NAME, else `run_layout.name` under the run root,
-    else a new random name.
+    Directory and name are those of WYRMLING_RUN_DIR and WYRMLING_RUN_NAME, else `run_layout.name` in the folder of
+    `run_layout`, else a new random name there.
 
     Args:
         fill: writes what the run has from its first instant (its records); called with the run's name and a
             temporary path.
 
     Raises:
-        ConfigError: the run exists already, the variables are incomplete or contradict the configuration.
+        ConfigError: the run exists already, its folder lies inside another run, the variables are incomplete or
+            contradict the configuration.
         StorageError: the file system refused.
     """
     given, wanted = given_run(), config.run_layout.name
@@ -163,54 +172,48 @@ def create_run(config: Config, fill: Fill | None = None) -> RunDirectory:
             raise ConfigError(
                 f"{RUN_NAME_VARIABLE} is {name} and run_layout.name is {wanted}; unset one of them"
             )
-        return _claimed(path, name, fill)
-    root = run_root(config)
+        return _claimed(path, name, fill, path.parent)
+    root, folder = run_root(config), run_folder(config)
+    _refuse_inside_a_run(folder, root)
     if wanted is not None:
-        return _claimed(root / checked_name(wanted, "run_layout.name"), wanted, fill)
+        return _claimed(folder / checked_name(wanted, "run_layout.name"), wanted, fill, root)
     for name in candidate_names():
         with contextlib.suppress(FileExistsError):
-            return _create(root / name, name, fill)
+            return _create(folder / name, name, fill, root)
     raise AssertionError("candidate names do not end")
 
 
-def latest_run(root: Path) -> RunDirectory | None:
-    """The run that `latest` names; None when there is no pointer or the run is gone."""
-    name = _read_latest(root)
-    return _open(root / name) if name and _is_run(root / name) else None
+def open_run(path: Path) -> RunDirectory:
+    """A run that exists, under the name it was given."""
+    try:
+        name = records.read_json(path / records.RECORD).get("run_name")
+    except CheckpointError:
+        name = None
+    return RunDirectory(path, name if isinstance(name, str) else path.resolve().name)
 
 
-def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
-    """The run with a name, the run in a directory (or around a checkpoint), or "latest".
-
-    Args:
-        root: folder of the runs; None: WYRMLING_RUN_ROOT, else `runs`.
-
-    Raises:
-        CheckpointError: there is none; the line names the runs that come nearest.
-    """
-    root = run_root(Config()) if root is None else root
-    text = str(wanted)
-    if text == LATEST:
-        return _find_latest(root)
-    for candidate in (root / text, Path(text).expanduser()):
-        path = _run_around(candidate)
-        if path is not None:
-            return _open(path)
-    raise CheckpointError(f"there is no run {text!r} in {root}; {_nearest(text, root)}")
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run, whole or not."""
+    marks = (records.RECORD, records.TRAINING_CONFIG, "events.jsonl")
+    return any((path / mark).is_file() for mark in marks) or (path / "checkpoint").is_dir()
 
 
-def run_names(root: Path) -> list[str]:
-    """Names of the runs in a folder, the one created last at the end."""
-    if not root.is_dir():
-        return []
-    runs = [path for path in root.iterdir() if _is_run(path)]
-    return [path.name for path in sorted(runs, key=lambda path: (path.stat().st_mtime, path.name))]
+def _refuse_inside_a_run(folder: Path, root: Path) -> None:
+    """Raises ConfigError when a folder that `run_layout` asks for is a run, or lies in one."""
+    for place in (folder, *folder.parents):
+        if place == root:
+            return
+        if is_run(place):
+            raise ConfigError(
+                f"run_layout puts the run into {folder}, but {place} is a run itself; choose another "
+                "run_layout.category"
+            )
 
 
-def _claimed(path: Path, name: str, fill: Fill | None) -> RunDirectory:
+def _claimed(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirectory:
     """A run at a place that was asked for."""
     try:
-        return _create(path, name, fill)
+        return _create(path, name, fill, root)
     except FileExistsError:
         raise ConfigError(
             f"{path} exists already, and a new run would write over it; choose another name, or go on with it "
@@ -218,7 +221,7 @@ def _claimed(path: Path, name: str, fill: Fill | None) -> RunDirectory:
         ) from None
 
 
-def _create(path: Path, name: str, fill: Fill | None) -> RunDirectory:
+def _create(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirectory:
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
@@ -226,8 +229,13 @@ def _create(path: Path, name: str, fill: Fill | None) -> RunDirectory:
             path.mkdir()
         else:
             _fill_and_claim(path, name, fill)
-        sync_directory(path.parent)
+        for folder in path.parents:
+            sync_directory(folder)
+            if folder == root:
+                break
     write_atomically(path.parent / LATEST, path.name + "\n")
+    if path.parent != root:
+        write_atomically(root / LATEST, path.relative_to(root).as_posix() + "\n")
     return RunDirectory(path, name)
 
 
@@ -259,53 +267,3 @@ def _sweep(root: Path) -> None:
         with contextlib.suppress(OSError):
             if entry.is_dir() and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
-
-
-def _open(path: Path) -> RunDirectory:
-    """A run that exists, under the name it was given."""
-    try:
-        name = records.read_json(path / records.RECORD).get("run_name")
-    except CheckpointError:
-        name = None
-    return RunDirectory(path, name if isinstance(name, str) else path.resolve().name)
-
-
-def _is_run(path: Path) -> bool:
-    marks = (records.RECORD, records.TRAINING_CONFIG, "events.jsonl")
-    return any((path / mark).is_file() for mark in marks) or (path / "checkpoint").is_dir()
-
-
-def _run_around(path: Path) -> Path | None:
-    """The run that a directory is, or of whose checkpoints it is the folder, or one of them."""
-    if _is_run(path):
-        return path
-    for inner in (path, path.parent):
-        if inner.name == "checkpoint" and path.is_dir() and _is_run(inner.parent):
-            return inner.parent
-    return None
-
-
-def _find_latest(root: Path) -> RunDirectory:
-    name = _read_latest(root)
-    if not name:
-        raise CheckpointError(f"there is no latest run in {root}; {_nearest('', root)}")
-    if not _is_run(root / name):
-        raise CheckpointError(
-            f"{root / LATEST} names {name!r}, which is not a run there; {_nearest(name, root)}"
-        )
-    return _open(root / name)
-
-
-def _read_latest(root: Path) -> str | None:
-    try:
-        return (root / LATEST).read_text(encoding="utf-8", errors="replace").strip() or None
-    except OSError:
-        return None
-
-
-def _nearest(wanted: str, root: Path) -> str:
-    names = run_names(root)
-    if not names:
-        return "there are no runs yet: `wyrmling train` makes one"
-    near = difflib.get_close_matches(Path(wanted).name, names, n=_SHOWN, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(names[: -_SHOWN - 1 : -1])}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import time
 from collections.abc import Iterator
 
+from ..config.layout_rules import is_folder_name
 from ..errors import ConfigError
 
 TRIES = 64
@@ -37,11 +37,6 @@ _NOUNS = _words(
     """
 )
 
-# Names that mean a device on Windows, whatever follows the first dot; and the name of the pointer to the last run.
-_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
-_RESERVED = {"latest"}
-_ALLOWED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-
 
 def random_name() -> str:
     """An adjective and a noun, such as `amber-wyvern`. Draws from the system, so no seed of a run is touched."""
@@ -64,8 +59,7 @@ def checked_name(name: str, origin: str) -> str:
     Raises:
         ConfigError: it cannot; the line names `origin`, where the name came from.
     """
-    device = name.split(".", 1)[0].lower() in _DEVICES
-    if not _ALLOWED.fullmatch(name) or name.endswith(".") or device or name.lower() in _RESERVED:
+    if not is_folder_name(name):
         raise ConfigError(
             f"{origin} = {name[:60]!r} cannot be a run's name; use letters, digits, '.', '_' and '-', beginning with a "
             "letter or digit, and no reserved word"

@@ -22,7 +22,7 @@ from ..checkpoint import (
     read_checkpoint,
 )
 from ..config import Config
-from ..config.paths import run_root
+from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError
 from ..runs import RunDirectory, find_run, latest_run
 from ..runs.environment import given_run
@@ -112,9 +112,9 @@ def resumed_run(config: Config, tell: Callable[[Message], None]) -> RunDirectory
     if given is not None:
         found: RunDirectory | None = RunDirectory(*given)
     elif config.run_layout.name is not None:
-        found = RunDirectory(run_root(config) / config.run_layout.name, config.run_layout.name)
+        found = RunDirectory(run_folder(config) / config.run_layout.name, config.run_layout.name)
     else:
-        found = latest_run(run_root(config))
+        found = latest_run(run_folder(config))
     if found is None or not found.config_json.is_file():
         tell(Message("info", "launch", "no earlier run: starting a new one"))
         return None
@@ -183,26 +183,31 @@ def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) 
     return checkpoint
 
 
-def differences(old: Config, new: Config, also: tuple[str, ...] = ()) -> list[str]:
-    """`key: old -> new` for every key in which two configurations differ and a resumed run may not."""
+def differences(old: Config, new: Config, allowed: tuple[str, ...] = CHANGEABLE) -> list[str]:
+    """`key: old -> new` for every key in which two configurations differ, but for those (and those below) allowed."""
     before, after = _flat(old.to_dict()), _flat(new.to_dict())
     keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     return [
         f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
         for key in keys
-        if not any(key == allowed or key.startswith(allowed + ".") for allowed in (*CHANGEABLE, *also))
+        if not any(key == free or key.startswith(free + ".") for free in allowed)
     ]
 
 
 def refuse_differences(old: Config, new: Config, name: str, also: tuple[str, ...] = ()) -> None:
     """Raises CheckpointError when a resumed run would be another run."""
-    found = differences(old, new, also)
+    found = differences(old, new, (*CHANGEABLE, *also))
     if found:
-        more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
         raise CheckpointError(
-            f"{name} cannot go on with another configuration: {'; '.join(found[:4])}{more}; start a new run, or take "
-            "its weights with training.launch_mode = init_from_checkpoint"
+            f"{name} cannot go on with another configuration: {listed(found)}; start a new run, or take its weights "
+            "with training.launch_mode = init_from_checkpoint"
         )
+
+
+def listed(found: list[str]) -> str:
+    """The first four of several differences, and how many more there are."""
+    more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
+    return f"{'; '.join(found[:4])}{more}"
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -26,7 +26,7 @@ from .fingerprints import fingerprint_lines
 from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, TrainingLoop
-from .progress import Progress
+from .progress import EARLY, FINISHED, Progress
 from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
 from .session import STREAMS, Parts, Session, build_parts
 from .stopping import stop_on_signals
@@ -45,6 +45,7 @@ class TrainResult:
         validation_loss: of the last validation; None without one.
         exit_code: 0, or 130 / 143 after SIGINT / SIGTERM.
         model, tokenizer: ready for use.
+        finished: whether nothing is left to do: the last step or early stopping, now or earlier.
     """
 
     run: RunDirectory
@@ -55,6 +56,7 @@ class TrainResult:
     exit_code: int
     model: Model
     tokenizer: Tokenizer
+    finished: bool = False
 
 
 Progressing = Callable[[int, int | None], None]
@@ -62,7 +64,7 @@ Preparing = Callable[[str], contextlib.AbstractContextManager[Progressing]]
 
 
 @contextlib.contextmanager
-def _unseen(title: str) -> Iterator[Progressing]:
+def unseen(title: str) -> Iterator[Progressing]:
     yield lambda done, total: None
 
 
@@ -72,7 +74,7 @@ def train(
     dataset: Dataset | None = None,
     callbacks: Iterable[Callback] = (),
     allow_inexact: bool = False,
-    preparing: Preparing = _unseen,
+    preparing: Preparing = unseen,
 ) -> TrainResult:
     """Train, or go on training, as a configuration says.
 
@@ -177,6 +179,7 @@ def _result(session: Session, end: LoopEnd, exit_code: int) -> TrainResult:
         exit_code=exit_code,
         model=session.model,
         tokenizer=session.tokenizer,
+        finished=end.reason in (FINISHED, EARLY),
     )
 
 
@@ -246,7 +249,8 @@ def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> Tr
     else:
         return None
     loss, validation = progress.loss, progress.validation_loss
-    return TrainResult(run, step, reason, loss, validation, 0, parts.model, parts.dataset.tokenizer)
+    tokenizer = parts.dataset.tokenizer
+    return TrainResult(run, step, reason, loss, validation, 0, parts.model, tokenizer, finished=True)
 
 
 def _fill(session: Session, launch: Launch) -> None:

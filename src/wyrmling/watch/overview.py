@@ -14,9 +14,13 @@ from .jsonl import read_events
 
 @dataclass(frozen=True)
 class Overview:
-    """One run: its figures, or why there are none (`trouble`)."""
+    """One run: its figures, or why there are none (`trouble`).
+
+    `place` is its path below the folder of the runs: the name, where it lies in no folder of its own.
+    """
 
     name: str
+    place: str
     path: Path
     latest: bool
     figures: Figures
@@ -28,7 +32,8 @@ class Overview:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        record = {"name": self.name, "path": str(self.path), "latest": self.latest, "status": self.status}
+        record: dict[str, Any] = {"name": self.name, "place": self.place, "path": str(self.path)}
+        record |= {"latest": self.latest, "status": self.status}
         figures = asdict(self.figures)
         return record | {key: value for key, value in figures.items() if key not in record}
 
@@ -39,11 +44,11 @@ def list_runs(root: Path) -> list[Overview]:
     A run that cannot be read is listed with the reason, and does not hide the others.
     """
     latest = latest_run(root)
-    runs = [_overview(root / name, latest) for name in run_names(root)]
+    runs = [_overview(root / place, place, latest) for place in run_names(root)]
     return sorted(runs, key=lambda run: (run.figures.started or run.path.stat().st_mtime, run.name))
 
 
-def _overview(path: Path, latest: RunDirectory | None) -> Overview:
+def _overview(path: Path, place: str, latest: RunDirectory | None) -> Overview:
     figures, trouble = Figures(), None
     events = RunDirectory(path, path.name).events_path
     if events.is_file():
@@ -51,4 +56,4 @@ def _overview(path: Path, latest: RunDirectory | None) -> Overview:
             figures = count_figures(read_events(events))
         except (WyrmlingError, OSError, KeyError, TypeError) as error:
             trouble = f"unreadable: {error}"
-    return Overview(path.name, path, latest is not None and path == latest.path, figures, trouble)
+    return Overview(path.name, place, path, latest is not None and path == latest.path, figures, trouble)

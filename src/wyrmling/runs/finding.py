@@ -1,0 +1,123 @@
+"""Runs, found again under what a person would type: a name, a folder, a checkpoint, `latest`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..config import Config
+from ..config.layout_rules import is_folder_name
+from ..config.paths import run_root
+from ..errors import CheckpointError
+from ..files import TEMPORARY_PREFIX
+from . import records
+from .directory import LATEST, RunDirectory, is_run, open_run
+
+_SHOWN = 5
+_DEEPEST = 20
+"""Folders between the root and a run, at most: more than `run_layout` can ask for."""
+
+
+def latest_run(root: Path) -> RunDirectory | None:
+    """The run that `latest` names; None when there is no pointer or the run is gone."""
+    named = _named_by_latest(root)
+    return open_run(root / named) if named and _is_run_below(root, named) else None
+
+
+def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
+    """The run with a name, the run in a directory (or around a checkpoint), or "latest".
+
+    A name is looked for in the root first, then in all folders below it that `run_layout` can have made; the end of a
+    path (`short/curriculum-short`) is understood too.
+
+    Args:
+        root: folder of the runs; None: WYRMLING_RUN_ROOT, else `runs`.
+
+    Raises:
+        CheckpointError: there is none (the line names the runs that come nearest), or several in different folders.
+    """
+    root = run_root(Config()) if root is None else root
+    text = str(wanted)
+    if text == LATEST:
+        return _find_latest(root)
+    for candidate in (root / text, Path(text).expanduser()):
+        path = _run_around(candidate)
+        if path is not None:
+            return open_run(path)
+    names = run_names(root)
+    ending = Path(text).parts
+    found = [name for name in names if ending and Path(name).parts[-len(ending) :] == ending]
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{len(found)} runs in {root} are called {text!r}: {', '.join(found[:_SHOWN])}; say which, by its path"
+        )
+    if found:
+        return open_run(root / found[0])
+    raise CheckpointError(f"there is no run {text!r} in {root}; {_nearest(text, names)}")
+
+
+def run_names(root: Path) -> list[str]:
+    """The runs of a folder, the one created last at the end: by name, and by their path where they lie in folders."""
+    runs = sorted(_runs(root, 0), key=lambda path: (path.stat().st_mtime, path.as_posix()))
+    return [path.relative_to(root).as_posix() for path in runs]
+
+
+def _runs(folder: Path, depth: int) -> Iterator[Path]:
+    """Runs in a folder, and in the folders of it that can be folders of runs."""
+    inside: list[Path] = []
+    with contextlib.suppress(OSError):
+        inside = [
+            path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(TEMPORARY_PREFIX)
+        ]
+    for path in inside:
+        if is_run(path):
+            if depth == 0 or (path / records.TRAINING_CONFIG).is_file():
+                yield path
+        elif depth < _DEEPEST and is_folder_name(path.name) and not path.is_symlink():
+            yield from _runs(path, depth + 1)
+
+
+def _run_around(path: Path) -> Path | None:
+    """The run that a directory is, or of whose checkpoints it is the folder, or one of them."""
+    if is_run(path):
+        return path
+    for inner in (path, path.parent):
+        if inner.name == "checkpoint" and path.is_dir() and is_run(inner.parent):
+            return inner.parent
+    return None
+
+
+def _find_latest(root: Path) -> RunDirectory:
+    named = _named_by_latest(root)
+    if not named:
+        raise CheckpointError(f"there is no latest run in {root}; {_nearest('', run_names(root))}")
+    if not _is_run_below(root, named):
+        raise CheckpointError(
+            f"{root / LATEST} names {named!r}, which is not a run there; {_nearest(named, run_names(root))}"
+        )
+    return open_run(root / named)
+
+
+def _named_by_latest(root: Path) -> str | None:
+    try:
+        return (root / LATEST).read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _is_run_below(root: Path, named: str) -> bool:
+    """Whether a path names a run in a folder, and does not lead out of it."""
+    path = Path(named)
+    return not path.is_absolute() and ".." not in path.parts and is_run(root / path)
+
+
+def _nearest(wanted: str, names: list[str]) -> str:
+    if not names:
+        return "there are no runs yet: `wyrmling train` makes one"
+    by_name = {Path(name).name: name for name in names}
+    near = difflib.get_close_matches(Path(wanted).name, by_name, n=_SHOWN, cutoff=0.5)
+    if near:
+        return f"did you mean {', '.join(by_name[name] for name in near)}?"
+    return f"there are {', '.join(names[: -_SHOWN - 1 : -1])}"

@@ -1,0 +1,298 @@
+"""Bundles: stage after stage, each a run of its own, from where an earlier one ended if it says so.
+
+What has to be known to go on after a kill lies in two places: `bundle_state.json` says which stage was begun with which
+configuration, and the run of that stage says how far it got. The name of a stage's run follows from the bundle, so a
+run is found again wherever the process was killed: there is a whole one, which goes on, or none, which begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ..checkpoint import locate_checkpoint
+from ..checkpoint.layout import parse_step
+from ..config import Bundle, Config, Stage, cache_directory, with_overrides
+from ..config.toml import toml_value
+from ..errors import CheckpointError, ConfigError, DataError, WyrmlingError
+from ..files import storage_errors
+from ..runs import RunDirectory
+from ..runs.bundle_state import FILE, BundleState, StageRecord, read_bundle_state
+from ..runs.directory import locked
+from ..runs.environment import RUN_DIR_VARIABLE, RUN_NAME_VARIABLE, given_run
+from ..text.sources import open_source, open_validation_source
+from ..watch.events import Broadcaster, Callback, Message
+from .launch import CHANGEABLE, INEXACT, LAUNCH_KEYS, differences, listed
+from .run import Preparing, TrainResult, train, unseen
+
+# What may differ from the file after a stage has finished: what decided none of its weights and losses.
+_HARMLESS = (
+    "training.checkpoint_keep",
+    "training.log_frequency",
+    "training.sanity_validation",
+    "training.sample_interval_iters",
+    "training.sample_tokens",
+    "dataset.cache_dir",
+    "generation",
+    "run_layout",
+    "runtime.device",
+    "runtime.threads",
+    "runtime.activation_memory",
+    "runtime.compile",
+    "runtime.deterministic",
+    "runtime.prefetch",
+)
+_ON_THIS_DISK = ("local_text", "jsonl", "csv", "package_text", "pretokenized")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What will be done with a stage: leave it as it is, let it go on, or begin it."""
+
+    stage: Stage
+    action: Literal["finished", "go on", "begin"]
+    step: int | None = None
+
+
+@dataclass
+class BundleResult:
+    """What came of a bundle.
+
+    Attributes:
+        runs: of the stages that are finished, in order.
+        last: the result of the last stage that ran; None when there was nothing to do.
+        exit_code: 0, or 130 / 143 when a signal stopped a stage.
+    """
+
+    runs: dict[str, RunDirectory] = field(default_factory=dict)
+    last: TrainResult | None = None
+    exit_code: int = 0
+
+
+def plan_bundle(
+    bundle: Bundle, *, allow_inexact: bool = False, allow_changed: bool = False
+) -> tuple[Planned, ...]:
+    """What running a bundle would do, after checking everything that can be checked before the first step.
+
+    Args:
+        allow_inexact: as for `train`.
+        allow_changed: leave finished stages as they are even where their configuration has changed since.
+
+    Raises:
+        ConfigError, CheckpointError, DataError: one line that names the stage.
+    """
+    if given_run() is not None:
+        raise ConfigError(
+            f"{RUN_DIR_VARIABLE} and {RUN_NAME_VARIABLE} fix one run, and a bundle has several: unset them"
+        )
+    state = read_bundle_state(bundle.folder) or BundleState(bundle.name)
+    planned: dict[str, Planned] = {}
+    for stage in bundle.stages:
+        planned[stage.name] = _planned(bundle, stage, state.stage(stage.name), allow_inexact, allow_changed)
+    for item in planned.values():
+        if item.action != "finished":
+            _check_text(bundle, item.stage)
+        if item.action == "begin" and item.stage.init_from is not None:
+            lender = planned[item.stage.init_from]
+            if lender.action == "finished":
+                _lent_step(item.stage, lender.stage)
+    return tuple(planned.values())
+
+
+def run_bundle(
+    bundle: Bundle,
+    *,
+    callbacks: Iterable[Callback] = (),
+    allow_inexact: bool = False,
+    allow_changed: bool = False,
+    stop_after: str | None = None,
+    preparing: Preparing = unseen,
+) -> BundleResult:
+    """Run the stages of a bundle that are not finished yet.
+
+    Args:
+        callbacks: watch every stage in turn.
+        stop_after: the stage after which to stop; None: the last one.
+        allow_inexact, allow_changed: as for `plan_bundle`.
+        preparing: as for `train`.
+
+    Raises:
+        What `plan_bundle` raises, before anything is written; what `train` raises, with which the bundle stops.
+    """
+    names = [stage.name for stage in bundle.stages]
+    if stop_after is not None and stop_after not in names:
+        raise ConfigError(
+            f"there is no stage {stop_after!r} in this bundle; its stages are {', '.join(names)}"
+        )
+    plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
+    with storage_errors(bundle.folder):
+        bundle.folder.mkdir(parents=True, exist_ok=True)
+    with locked(bundle.folder):
+        plan = plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
+        state = read_bundle_state(bundle.folder) or BundleState(bundle.name)
+        state.arrange(names)
+        watchers = list(callbacks)
+        result = BundleResult()
+        for number, item in enumerate(plan, start=1):
+            told = f"{bundle.name}, stage {number} of {len(plan)}: {described(item)}"
+            Broadcaster(watchers).on_message(Message("info", "bundle", told))
+            if item.action != "finished":
+                result.last = _run_stage(bundle, item, state, watchers, allow_inexact, preparing)
+                result.exit_code = result.last.exit_code
+                if result.exit_code or not result.last.finished:
+                    break
+            result.runs[item.stage.name] = _run_of(item.stage)
+            if item.stage.name == stop_after:
+                break
+    return result
+
+
+def described(item: Planned) -> str:
+    """A stage and what will be done with it, on one line."""
+    stage, training = item.stage, item.stage.config.training
+    if item.action == "finished":
+        return f"{stage.name} is finished" + ("" if item.step is None else f" at step {item.step}")
+    length = f"{training.epochs} epochs" if training.epochs is not None else f"{training.max_iters} steps"
+    if item.action == "go on":
+        return f"{stage.name} goes on, {length} in all"
+    if stage.init_from is not None:
+        start = f"with the {stage.init_checkpoint} checkpoint of {stage.init_from}"
+    elif training.init_checkpoint_path is not None:
+        start = f"with weights of {training.init_checkpoint_path}"
+    else:
+        start = "with new weights"
+    return f"{stage.name} begins {start}, {length} of {training.batch_size} x {training.block_size} tokens"
+
+
+def _run_of(stage: Stage) -> RunDirectory:
+    return RunDirectory(stage.run, stage.run.name)
+
+
+def _planned(
+    bundle: Bundle, stage: Stage, record: StageRecord, allow_inexact: bool, allow_changed: bool
+) -> Planned:
+    """What to do with a stage, after comparing it with what is recorded and what lies on the disk."""
+    run, where = _run_of(stage), f"{bundle.file}: stage {stage.name}"
+    place = stage.run.relative_to(bundle.folder).as_posix()
+    if record.status == "completed":
+        if not allow_changed:
+            _refuse_changed(where, stage, record, place)
+        return Planned(stage, "finished", record.step)
+    began = record.run is not None and (bundle.folder / record.run).exists()
+    if began and record.run != place:
+        raise ConfigError(
+            f"{where} has begun in {bundle.folder / str(record.run)} and is now to lie in {stage.run}; put run_layout "
+            "back, or remove the old folder to begin the stage anew"
+        )
+    if not stage.run.exists():
+        return Planned(stage, "begin")
+    if not began:
+        raise CheckpointError(
+            f"{where}: {stage.run} exists already, and {bundle.folder / FILE} does not know it; move it away, or run "
+            "the bundle under another name"
+        )
+    found = differences(
+        run.training_config(), stage.config, (*CHANGEABLE, *(INEXACT if allow_inexact else ()))
+    )
+    found += _other_lender(stage, record)
+    if found:
+        raise ConfigError(
+            f"{where} has begun with another configuration: {listed(found)}; put it back, or remove {stage.run} to "
+            "begin the stage anew"
+        )
+    return Planned(stage, "go on")
+
+
+def _refuse_changed(where: str, stage: Stage, record: StageRecord, place: str) -> None:
+    """Raises ConfigError when a finished stage is no longer what the file says."""
+    lent = tuple(f"training.{key}" for key in LAUNCH_KEYS) if stage.init_from is not None else ()
+    before = Config.from_dict(record.config or {}, f"{FILE}, stage {stage.name}")
+    found = differences(before, stage.config, (*_HARMLESS, *lent)) + _other_lender(stage, record)
+    if record.run != place:
+        found.append(f"run_layout: {record.run} -> {place}")
+    if found:
+        raise ConfigError(
+            f"{where} is finished, and its configuration has changed since: {listed(found)}; put it back, keep the "
+            "stage as it is with --allow-changed, or begin again under another name with --name"
+        )
+
+
+def _other_lender(stage: Stage, record: StageRecord) -> list[str]:
+    """The difference between what a stage began from and what it says now, if there is one."""
+    then = None if record.init is None else (record.init["stage"], record.init["checkpoint"])
+    now = None if stage.init_from is None else (stage.init_from, stage.init_checkpoint)
+    if then == now:
+        return []
+    texts = ["nothing" if pair is None else f"{pair[1]} of {pair[0]}" for pair in (then, now)]
+    return [f"init_from: {texts[0]} -> {texts[1]}"]
+
+
+def _check_text(bundle: Bundle, stage: Stage) -> None:
+    """Open the text of a stage where that costs nothing, so that a missing file shows before the first stage runs."""
+    dataset, cache = stage.config.dataset, cache_directory(stage.config)
+    try:
+        if dataset.type in _ON_THIS_DISK:
+            open_source(dataset, cache_dir=cache)
+        if dataset.validation is not None and dataset.validation.type in _ON_THIS_DISK:
+            open_validation_source(dataset, cache_dir=cache)
+    except (ConfigError, DataError) as error:
+        raise DataError(f"{bundle.file}: stage {stage.name}: {error}") from error
+
+
+def _lent_step(stage: Stage, lender: Stage) -> int:
+    """The step of the checkpoint that a stage begins with.
+
+    Raises:
+        CheckpointError: the lender has none (any more).
+    """
+    step = parse_step(locate_checkpoint(lender.run, stage.init_checkpoint).name)
+    assert step is not None
+    return step
+
+
+def _run_stage(
+    bundle: Bundle,
+    item: Planned,
+    state: BundleState,
+    watchers: list[Callback],
+    allow_inexact: bool,
+    preparing: Preparing,
+) -> TrainResult:
+    stage, record = item.stage, state.stage(item.stage.name)
+    if item.action == "begin":
+        lender = next((other for other in bundle.stages if other.name == stage.init_from), None)
+        config, init = _beginning(stage, lender)
+    else:
+        config, init = _continuation(stage), record.init
+    record.begin(stage.run.relative_to(bundle.folder).as_posix(), stage.config.to_dict(), init)
+    state.write(bundle.folder)
+    try:
+        result = train(config, callbacks=watchers, allow_inexact=allow_inexact, preparing=preparing)
+    except Exception as error:
+        record.end("failed", error=" ".join(str(error).split()) or type(error).__name__)
+        with contextlib.suppress(WyrmlingError, OSError):  # the first error is the one to tell
+            state.write(bundle.folder)
+        raise
+    record.end("completed" if result.finished else "interrupted", result.step)
+    state.write(bundle.folder)
+    return result
+
+
+def _beginning(stage: Stage, lender: Stage | None) -> tuple[Config, dict[str, Any] | None]:
+    """The configuration of a new run, and what it begins from for the record."""
+    if lender is None:
+        return stage.config, None
+    step = _lent_step(stage, lender)
+    init = {"stage": lender.name, "checkpoint": stage.init_checkpoint, "step": step}
+    return with_overrides(stage.config, [f"training.init_checkpoint_step={step}"]), init
+
+
+def _continuation(stage: Stage) -> Config:
+    """The configuration of a run that goes on."""
+    place = toml_value(Path(stage.run).as_posix())
+    cleared = [f"training.{key}=none" for key in LAUNCH_KEYS if key not in ("launch_mode", "resume_run_dir")]
+    launch = ["training.launch_mode=resume_exact_run", f"training.resume_run_dir={place}"]
+    return with_overrides(stage.config, [*cleared, *launch])
