@@ -47,6 +47,28 @@ def test_keep_one_with_the_best_elsewhere(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path) == [100]
 
 
+@pytest.mark.parametrize(
+    ("steps", "losses", "left"),
+    [
+        (range(1, 31), {19: 0.5}, [19, 29, 30]),
+        (range(1, 31), {29: 0.5}, [29, 30]),
+        (range(1, 5), {1: 3.0, 2: 2.0, 3: 2.5, 4: 1.5}, [3, 4]),
+        (range(1, 8), {2: 0.5}, [2, 6, 7]),
+    ],
+)
+def test_the_described_sequences(
+    tmp_path: Path, steps: range, losses: dict[int, float], left: list[int]
+) -> None:
+    """The best so far is known at every save, so it is never one of those that go."""
+    best: int | None = None
+    for step in steps:
+        if is_better(losses.get(step, 9.0), None if best is None else losses.get(best, 9.0)):
+            best = step
+        save(tmp_path, step)
+        prune(tmp_path, keep=2, best=best)
+    assert list_checkpoints(tmp_path) == left
+
+
 @pytest.mark.parametrize("keep", [0, -1])
 def test_keeping_none_is_refused(tmp_path: Path, keep: int) -> None:
     save(tmp_path, 1, 2)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+import wyrmling
+from wyrmling.config import Config
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.data.batches import Batch
 from wyrmling.model import Model
@@ -82,3 +86,21 @@ def test_the_loss_is_the_mean_over_all_targets() -> None:
 def test_gradients_are_cleared_between_steps() -> None:
     model, _ = step(4)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("memory", ["linear_attention", "mamba3"])
+def test_streams_follow_their_rows(tiny_config: Callable[..., Config], memory: str) -> None:
+    """States are carried, and rows end in documents of unequal length: cut into one, two or four micro-batches."""
+    found = []
+    for rows, parts in ((4, 1), (2, 2), (1, 4)):
+        config = tiny_config(
+            "training.tbptt_chunk_size=8", "training.tbptt_persist_across_steps=true", "training.max_iters=7",
+            "training.min_logical_block_size=70", f"training.batch_size={rows}", "runtime.dtype=float64",
+            f"training.gradient_accumulation_steps={parts}", f"model.sequence_kernel={memory}", "model.dropout=0.1",
+            "model.mamba.headdim=8", "model.mamba.d_state=4", "model.mamba.chunk_size=5",
+        )  # fmt: skip
+        found.append(wyrmling.train(config))
+    for other in found[1:]:
+        assert other.loss == pytest.approx(found[0].loss, rel=1e-10)
+        for name, parameter in other.model.named_parameters():
+            torch.testing.assert_close(parameter, found[0].model.get_parameter(name), rtol=1e-10, atol=1e-10)

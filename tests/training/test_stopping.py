@@ -50,6 +50,14 @@ def test_small_gains_do_not_reset_the_patience_but_are_the_best() -> None:
     assert not record.exhausted(None)
 
 
+@pytest.mark.parametrize(("losses", "end"), [([0.75, 0.4, 2.0, 1.5, 9.0], 4), ([1.0, 1.0, 1.0, 1.0], 3)])
+def test_the_described_sequences(losses: list[float], end: int) -> None:
+    """Patience 2: an equal loss is no improvement."""
+    rule = EarlyStopping(patience=2)
+    ended = [count for count in range(1, len(losses) + 1) if after(losses[:count]).exhausted(rule)]
+    assert ended[0] == end
+
+
 def test_the_patience_survives_an_interruption(tiny_config: Make) -> None:
     """Stopped and resumed, early stopping ends the run at the same step."""
     settings = (
