@@ -211,7 +211,9 @@ def test_a_changed_finished_stage_is_refused_or_kept_as_it_is(load: Load) -> Non
         errors.ConfigError, match=r"run_layout: stages/short/plays-short -> stages/short/other"
     ):
         plan_bundle(load("short:run_layout.name=other"))
-    result = run_bundle(changed, allow_changed=True)
+    moved = load("short:training.max_iters=9", "short:training.batch_size=2", "short:run_layout.name=other")
+    result = run_bundle(moved, allow_changed=True)
+    assert result.runs["long"].training_config().training.init_checkpoint_path == kept.parents[2]
     assert list(result.runs) == ["short", "long"]
     assert kept.read_bytes() == before
     text = Path(bundle.file).read_text(encoding="utf-8").replace('"best"', '"latest"')

@@ -50,10 +50,16 @@ _ON_THIS_DISK = ("local_text", "jsonl", "csv", "package_text", "pretokenized")
 
 @dataclass(frozen=True)
 class Planned:
-    """What will be done with a stage: leave it as it is, let it go on, or begin it."""
+    """What will be done with a stage: leave it as it is, let it go on, or begin it.
+
+    Attributes:
+        run: its directory: where a finished stage lies, wherever the file would put it now.
+        step: at which a finished stage ended.
+    """
 
     stage: Stage
     action: Literal["finished", "go on", "begin"]
+    run: Path
     step: int | None = None
 
 
@@ -98,7 +104,7 @@ def plan_bundle(
         if item.action == "begin" and item.stage.init_from is not None:
             lender = planned[item.stage.init_from]
             if lender.action == "finished":
-                _lent_step(item.stage, lender.stage)
+                _lent_step(item.stage, lender.run)
     return tuple(planned.values())
 
 
@@ -140,11 +146,12 @@ def run_bundle(
             told = f"{bundle.name}, stage {number} of {len(plan)}: {described(item)}"
             Broadcaster(watchers).on_message(Message("info", "bundle", told))
             if item.action != "finished":
-                result.last = _run_stage(bundle, item, state, watchers, allow_inexact, preparing)
+                lender = next((other.run for other in plan if other.stage.name == item.stage.init_from), None)
+                result.last = _run_stage(bundle, item, lender, state, watchers, allow_inexact, preparing)
                 result.exit_code = result.last.exit_code
                 if result.exit_code or not result.last.finished:
                     break
-            result.runs[item.stage.name] = _run_of(item.stage)
+            result.runs[item.stage.name] = RunDirectory(item.run, item.run.name)
             if item.stage.name == stop_after:
                 break
     return result
@@ -167,20 +174,16 @@ def described(item: Planned) -> str:
     return f"{stage.name} begins {start}, {length} of {training.batch_size} x {training.block_size} tokens"
 
 
-def _run_of(stage: Stage) -> RunDirectory:
-    return RunDirectory(stage.run, stage.run.name)
-
-
 def _planned(
     bundle: Bundle, stage: Stage, record: StageRecord, allow_inexact: bool, allow_changed: bool
 ) -> Planned:
     """What to do with a stage, after comparing it with what is recorded and what lies on the disk."""
-    run, where = _run_of(stage), f"{bundle.file}: stage {stage.name}"
+    where = f"{bundle.file}: stage {stage.name}"
     place = stage.run.relative_to(bundle.folder).as_posix()
     if record.status == "completed":
         if not allow_changed:
             _refuse_changed(where, stage, record, place)
-        return Planned(stage, "finished", record.step)
+        return Planned(stage, "finished", bundle.folder / (record.run or place), record.step)
     began = record.run is not None and (bundle.folder / record.run).exists()
     if began and record.run != place:
         raise ConfigError(
@@ -188,22 +191,21 @@ def _planned(
             "back, or remove the old folder to begin the stage anew"
         )
     if not stage.run.exists():
-        return Planned(stage, "begin")
+        return Planned(stage, "begin", stage.run)
     if not began:
         raise CheckpointError(
             f"{where}: {stage.run} exists already, and {bundle.folder / FILE} does not know it; move it away, or run "
             "the bundle under another name"
         )
-    found = differences(
-        run.training_config(), stage.config, (*CHANGEABLE, *(INEXACT if allow_inexact else ()))
-    )
+    before = RunDirectory(stage.run, stage.run.name).training_config()
+    found = differences(before, stage.config, (*CHANGEABLE, *(INEXACT if allow_inexact else ())))
     found += _other_lender(stage, record)
     if found:
         raise ConfigError(
             f"{where} has begun with another configuration: {listed(found)}; put it back, or remove {stage.run} to "
             "begin the stage anew"
         )
-    return Planned(stage, "go on")
+    return Planned(stage, "go on", stage.run)
 
 
 def _refuse_changed(where: str, stage: Stage, record: StageRecord, place: str) -> None:
@@ -222,7 +224,7 @@ def _refuse_changed(where: str, stage: Stage, record: StageRecord, place: str) -
 
 def _other_lender(stage: Stage, record: StageRecord) -> list[str]:
     """The difference between what a stage began from and what it says now, if there is one."""
-    then = None if record.init is None else (record.init["stage"], record.init["checkpoint"])
+    then = None if record.init is None else (record.init.get("stage"), record.init.get("checkpoint"))
     now = None if stage.init_from is None else (stage.init_from, stage.init_checkpoint)
     if then == now:
         return []
@@ -242,13 +244,13 @@ def _check_text(bundle: Bundle, stage: Stage) -> None:
         raise DataError(f"{bundle.file}: stage {stage.name}: {error}") from error
 
 
-def _lent_step(stage: Stage, lender: Stage) -> int:
+def _lent_step(stage: Stage, lender: Path) -> int:
     """The step of the checkpoint that a stage begins with.
 
     Raises:
         CheckpointError: the lender has none (any more).
     """
-    step = parse_step(locate_checkpoint(lender.run, stage.init_checkpoint).name)
+    step = parse_step(locate_checkpoint(lender, stage.init_checkpoint).name)
     assert step is not None
     return step
 
@@ -256,6 +258,7 @@ def _lent_step(stage: Stage, lender: Stage) -> int:
 def _run_stage(
     bundle: Bundle,
     item: Planned,
+    lender: Path | None,
     state: BundleState,
     watchers: list[Callback],
     allow_inexact: bool,
@@ -263,7 +266,6 @@ def _run_stage(
 ) -> TrainResult:
     stage, record = item.stage, state.stage(item.stage.name)
     if item.action == "begin":
-        lender = next((other for other in bundle.stages if other.name == stage.init_from), None)
         config, init = _beginning(stage, lender)
     else:
         config, init = _continuation(stage), record.init
@@ -281,18 +283,19 @@ def _run_stage(
     return result
 
 
-def _beginning(stage: Stage, lender: Stage | None) -> tuple[Config, dict[str, Any] | None]:
+def _beginning(stage: Stage, lender: Path | None) -> tuple[Config, dict[str, Any] | None]:
     """The configuration of a new run, and what it begins from for the record."""
     if lender is None:
         return stage.config, None
     step = _lent_step(stage, lender)
-    init = {"stage": lender.name, "checkpoint": stage.init_checkpoint, "step": step}
-    return with_overrides(stage.config, [f"training.init_checkpoint_step={step}"]), init
+    init = {"stage": stage.init_from, "checkpoint": stage.init_checkpoint, "step": step}
+    place = f"training.init_checkpoint_path={toml_value(lender.as_posix())}"
+    return with_overrides(stage.config, [place, f"training.init_checkpoint_step={step}"]), init
 
 
 def _continuation(stage: Stage) -> Config:
     """The configuration of a run that goes on."""
-    place = toml_value(Path(stage.run).as_posix())
+    place = toml_value(stage.run.as_posix())
     cleared = [f"training.{key}=none" for key in LAUNCH_KEYS if key not in ("launch_mode", "resume_run_dir")]
     launch = ["training.launch_mode=resume_exact_run", f"training.resume_run_dir={place}"]
     return with_overrides(stage.config, [*cleared, *launch])
