@@ -102,7 +102,7 @@ def test_killed_at_random_moments_of_the_second_stage(folder: Path) -> None:
             break
     else:
         raise AssertionError("no kill fell into the second stage")
-    process = start("-c", SELF_KILLING, str(draw.randint(60, 110)), "bundle", "plays.toml", "--name", "torn")
+    process = start("-c", SELF_KILLING, str(draw.randint(70, 190)), "bundle", "plays.toml", "--name", "torn")
     process.communicate(timeout=60)
     assert main(["bundle", "plays.toml", "--name", "torn"]) == 0
     assert weights("torn") == expected
