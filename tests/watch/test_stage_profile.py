@@ -84,8 +84,9 @@ def test_the_summary_is_one_line_of_pairs_in_a_fixed_order() -> None:
     for _ in range(3):
         profile.step_done()
     assert profile.summary() == (
-        "[stage-profile][training] total_ns=2 data_ns=0 forward_ns=0 backward_ns=0 optimizer_ns=0 "
-        "validation_ns=2 checkpoint_ns=0 logging_ns=0 other_ns=0 train_steps=3 validations=1 checkpoints=0"
+        "[stage-profile][training] total_ns=2 data_ns=0 copy_ns=0 forward_ns=0 backward_ns=0 "
+        "optimizer_ns=0 validation_ns=2 checkpoint_ns=0 logging_ns=0 other_ns=0 "
+        "train_steps=3 validations=1 checkpoints=0"
     )
 
 

@@ -15,7 +15,7 @@ from .generate import generate
 from .import_bdh import import_bdh
 from .report import report
 from .runs import runs
-from .train import train
+from .train import TrainCommand, train
 
 app = typer.Typer(
     name="wyrmling",
@@ -42,7 +42,7 @@ def _options(
     """Train, resume, study and run Dragon Hatchling (BDH) language models."""
 
 
-app.command("train", short_help="train a model, or go on training one")(train)
+app.command("train", cls=TrainCommand, short_help="train a model, or go on training one")(train)
 app.command("bundle", short_help="train in stages, each from where another ended")(bundle)
 app.command("evaluate", short_help="loss and bits per byte of a model over a whole text")(evaluate)
 app.command("generate", short_help="write text with a trained model")(generate)

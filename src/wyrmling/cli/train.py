@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..config import Config
+
+
+class Profiled(StrEnum):
+    """How much `--profile` measures."""
+
+    SUMMARY = "summary"
+    DETAIL = "detail"
+
+
+class TrainCommand(TyperCommand):
+    """The command line of `train`, where `--profile` may stand alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse, with the word that `--profile` means filled in."""
+        return super().parse_args(ctx, with_profile_named(args))
+
+
+def with_profile_named(words: Sequence[str]) -> list[str]:
+    """`--profile` that no known word follows is `--profile summary`; what follows it is something else."""
+    found = list(words)
+    end = found.index("--") if "--" in found else len(found)  # after it there are no options
+    known = {mode.value for mode in Profiled}
+    for place in range(end):
+        if found[place] == "--profile" and (place + 1 == end or found[place + 1] not in known):
+            found[place] = f"--profile={Profiled.SUMMARY.value}"
+    return found
 
 
 def train(
@@ -30,6 +62,14 @@ def train(
     track: Annotated[
         bool, typer.Option(help="Write TensorBoard files too (needs the extra `track`).")
     ] = False,
+    profile: Annotated[
+        Profiled | None,
+        typer.Option(
+            metavar="[detail]",
+            help="Measure where time and memory go, and write profile.json and trace.json into the run; "
+            "`--profile detail` times the parts of a step too.",
+        ),
+    ] = None,
 ) -> None:
     """Train a model on your text. Without arguments: the recipe `shakespeare`, about three minutes."""
     config = _resumed(resume, configs, overrides) if resume is not None else _configured(configs, overrides)
@@ -46,10 +86,16 @@ def train(
         callbacks.append(TensorBoardWriter())
     try:
         result = run_training(
-            config, callbacks=callbacks, allow_inexact=allow_inexact, preparing=console.preparing
+            config,
+            callbacks=callbacks,
+            allow_inexact=allow_inexact,
+            preparing=console.preparing,
+            profile=None if profile is None else profile.value,
         )
     finally:
         console.close()
+    if result.profile is not None:
+        _print_profile(result.profile)
     raise typer.Exit(result.exit_code)
 
 
@@ -76,3 +122,9 @@ def _resumed(run: str, configs: list[str] | None, overrides: list[str] | None) -
         for key in ("init_checkpoint_path", "init_checkpoint_step", "resume_checkpoint_step")
     ]
     return with_overrides(directory.training_config(), [*cleared, *launch, *(overrides or [])])
+
+
+def _print_profile(path: Path) -> None:
+    from ..watch.profile_table import table
+
+    typer.echo(table(json.loads(path.read_text(encoding="utf-8"))))

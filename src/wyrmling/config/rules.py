@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from .autotune_rules import autotune_rules
 from .fanout import layer_totals, schedule_totals
 from .layout_rules import layout_rules
 from .memory_rules import chunk_rules, memory_rules
@@ -44,6 +45,7 @@ def check(config: Config) -> None:
         *_positions(config.model),
         *(() if sizes else _pairs(config.effective_model)),
         *memory_rules(config),
+        *autotune_rules(config),
         *_vocabulary(config),
         *_rest(config),
         *layout_rules(config.run_layout),

@@ -56,13 +56,21 @@ class TrainingLoop:
         progress: where the run stands.
         reports: who is told.
         control: how others ask the loop to end.
+        profile: what takes the times; None: the plain one, which is always on.
     """
 
-    def __init__(self, session: Session, progress: Progress, reports: Broadcaster, control: Control) -> None:
+    def __init__(
+        self,
+        session: Session,
+        progress: Progress,
+        reports: Broadcaster,
+        control: Control,
+        profile: StageProfile | None = None,
+    ) -> None:
         self.session, self.progress, self.reports, self.control = session, progress, reports, control
         self.settings = session.config.training
         self.rules = StepRules.of(session.config, session.scales)
-        self.profile = StageProfile()
+        self.profile = StageProfile() if profile is None else profile
         self._lengths = session.dataset.tokenizer.byte_lengths()
         self._validation: Evaluation | None = None
         self._saved_step: int | None = progress.step or None
@@ -129,6 +137,7 @@ class TrainingLoop:
         logged = step % self.settings.log_frequency == 0 or step == session.total_steps
         with self.profile.stage("logging"):
             self.reports.on_step(self._step_report(outcome, rate, logged))
+        self.profile.after_step(batches)
 
     def _after_step(self) -> str | None:
         """Validation, checkpoint, sample and the decision to stop, in this order; the reason to end, or None."""
@@ -193,6 +202,7 @@ class TrainingLoop:
             return plain
         window = progress.window
         loss_sum = float(window.loss_sum)
+        self.profile.waited()
         seconds = max(time.monotonic() - self._clock_time, 1e-9)
         progress.loss = loss_sum / max(window.targets, 1)
         progress.seconds = time.monotonic() - self._started
@@ -221,6 +231,7 @@ class TrainingLoop:
         assert split is not None
         with self.profile.stage("validation"):
             evaluation = self.session.validate(split, batches, lambda: self.control.stop_requested)
+            self.profile.waited()
         return evaluation, time.monotonic() - begun
 
     def _validate(self) -> tuple[bool, bool]:
@@ -307,6 +318,7 @@ class TrainingLoop:
             validation_loss=self.progress.validation_loss,
         )
         try:
-            self.reports.on_message(Message("info", "stage profile", self.profile.summary()))
+            for message in self.profile.closing():
+                self.reports.on_message(message)
         finally:
             self.reports.on_end(ended)

@@ -76,6 +76,7 @@ def choose_machine(
     stored: Mapping[str, str] | None = None,
     *,
     tokens: int,
+    free: int | None = None,
 ) -> Machine:
     """Make the choices of a training run that the configuration leaves open, or take the stored ones.
 
@@ -85,6 +86,7 @@ def choose_machine(
     Args:
         stored: name -> value of the choices of the run that goes on; None for a new run.
         tokens: targets of the whole run, for the estimate of its length.
+        free: bytes of memory that the choices go by; None: what is free now.
     Raises:
         ConfigError: a device that this machine lacks, a dtype that the device lacks, a compiler that is not there.
         CheckpointError: a stored choice that this machine cannot take.
@@ -106,7 +108,7 @@ def choose_machine(
         stored=old.get("executor"),
     )
     _refuse_another_executor(executor, old.get("executor"))
-    memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"))
+    memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"), free)
 
     def seconds() -> float:
         operations = operations_per_token(geometry, training.kernel_block, executor.tile)
@@ -303,7 +305,12 @@ def _threads(asked: int | None, stored: str | None) -> Choice:
 
 
 def _activation_memory(
-    config: Config, geometry: Geometry, executor: ExecutorChoice, dtype: str, stored: str | None
+    config: Config,
+    geometry: Geometry,
+    executor: ExecutorChoice,
+    dtype: str,
+    stored: str | None,
+    free: int | None,
 ) -> Choice:
     name, asked = "activation_memory", config.runtime.activation_memory
     if stored is not None:
@@ -327,7 +334,7 @@ def _activation_memory(
     about = f"a step would keep about {needs['keep'] / 1e6:,.0f} MB"
     if asked != "auto":
         return _within_budget(name, int(asked), needs, about)
-    free = machine_memory().available
+    free = free or machine_memory().available
     if not free:
         return Choice(name, "keep", f"{about}; free memory is not known here")
     fits = needs["keep"] <= KEPT_SHARE * free

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, clean, save_checkpoint, set_aside_newer, write_pointer
@@ -22,10 +23,12 @@ from ..runs import RunDirectory, build_run_record, create_run, find_run
 from ..text.tokenizers import Tokenizer, differences
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
+from .autotune import REPORT, tune
 from .fingerprints import fingerprint_lines
 from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, TrainingLoop
+from .profiling import PROFILE, Mode, RunProfile
 from .progress import EARLY, FINISHED, Progress
 from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
 from .session import STREAMS, Parts, Session, build_parts
@@ -46,6 +49,7 @@ class TrainResult:
         exit_code: 0, or 130 / 143 after SIGINT / SIGTERM.
         model, tokenizer: ready for use.
         finished: whether nothing is left to do: the last step or early stopping, now or earlier.
+        profile: the profile that was written; None where none was asked for.
     """
 
     run: RunDirectory
@@ -57,6 +61,7 @@ class TrainResult:
     model: Model
     tokenizer: Tokenizer
     finished: bool = False
+    profile: Path | None = None
 
 
 Progressing = Callable[[int, int | None], None]
@@ -75,6 +80,7 @@ def train(
     callbacks: Iterable[Callback] = (),
     allow_inexact: bool = False,
     preparing: Preparing = unseen,
+    profile: Mode | None = None,
 ) -> TrainResult:
     """Train, or go on training, as a configuration says.
 
@@ -85,6 +91,8 @@ def train(
         allow_inexact: let a resumed run go on where bit-for-bit continuation is not possible.
         preparing: a context manager of a title that yields `progress(bytes read, bytes in all or None)`; shows
             how the text is read.
+        profile: measure where time and memory go, and write `profile.json` and `trace.json` into the run; "detail"
+            times the parts of a step too.
     Raises:
         ConfigError, DataError, CheckpointError: the caller's mistakes, before anything is written.
         DivergedError, StorageError: what can go wrong on the way; the last good checkpoint stays.
@@ -107,7 +115,7 @@ def train(
         else:
             run = create_run(config, lambda directory: _fill(parts.session(directory), launch))
             held.enter_context(run.lock())
-        return _run(parts.session(run), launch, progress, told, allow_inexact)
+        return _run(parts.session(run), launch, progress, told, allow_inexact, profile)
 
 
 def _parts(
@@ -133,11 +141,17 @@ def _parts(
     stored = None
     if launch.run is not None:
         stored = stored_choices(launch.run, config, dataset, allow_inexact, told.on_message)
-    return build_parts(config, dataset, stored)
+    tuned = tune(config, dataset, stored, told.on_message)
+    return tuned.finish(build_parts(tuned.config, dataset, tuned.stored, tuned.free), config)
 
 
 def _run(
-    session: Session, launch: Launch, progress: Progress, told: Told, allow_inexact: bool
+    session: Session,
+    launch: Launch,
+    progress: Progress,
+    told: Told,
+    allow_inexact: bool,
+    profile: Mode | None,
 ) -> TrainResult:
     run, control = session.run, Control()
     clean(run.checkpoints)
@@ -147,7 +161,7 @@ def _run(
                 Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier")
             )
         mend_pointers(run, progress)
-        run.write_training_config(with_own_launch(session.config, run.training_config()))
+        run.write_training_config(with_own_launch(session.configured, run.training_config()))
         if allow_inexact:
             rewrite_choices(run, session.choices, versions())
     log = EventLog(run.events_path)
@@ -165,8 +179,10 @@ def _run(
             _write_pre_step_validation(session, launch.initial, control)
 
     with stop_on_signals(control) as interrupt:
-        end = TrainingLoop(session, progress, reports, control).run(begin)
-    return _result(session, end, interrupt.exit_code)
+        measured = None if profile is None else RunProfile(session, progress.step + 1, profile)
+        end = TrainingLoop(session, progress, reports, control, measured).run(begin)
+    result = _result(session, end, interrupt.exit_code)
+    return result if measured is None else replace(result, profile=run.path / PROFILE)
 
 
 def _result(session: Session, end: LoopEnd, exit_code: int) -> TrainResult:
@@ -299,7 +315,10 @@ def _write_records(session: Session) -> None:
         versions=versions(),
         kernel_override=session.kernel_override,
     )
-    session.run.write_records(session.config, dataset.tokenizer, record)
+    if session.autotune is not None:
+        record["startup_autotune"] = session.autotune
+        write_json_atomically(session.run.path / REPORT, session.autotune)
+    session.run.write_records(session.configured, dataset.tokenizer, record)
 
 
 def _write_pre_step_validation(session: Session, initial: Checkpoint, control: Control) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -53,6 +54,13 @@ class Session:
     run: RunDirectory
     streams: Streams | None = None
     scales: Scales = field(default_factory=Scales)
+    asked: Config | None = None
+    autotune: Mapping[str, Any] | None = None
+
+    @property
+    def configured(self) -> Config:
+        """The configuration as it was given: `config` without what was found for it (the rows of a micro-batch)."""
+        return self.asked or self.config
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -170,6 +178,8 @@ class Parts:
     choices: tuple[Choice, ...]
     streams: Streams | None = None
     scales: Scales = field(default_factory=Scales)
+    asked: Config | None = None
+    autotune: Mapping[str, Any] | None = None
 
     def session(self, run: RunDirectory) -> Session:
         """The session of this run."""
@@ -188,39 +198,61 @@ class Parts:
             run,
             streams=self.streams,
             scales=self.scales,
+            asked=self.asked,
+            autotune=self.autotune,
         )
 
 
-def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | None = None) -> Parts:
-    """Model, optimizer and plan of a run; `stored` are the choices of a run that goes on.
+@dataclass(frozen=True)
+class Learner:
+    """A model with its first weights and the optimizer that moves them, on their device."""
 
+    model: Model
+    optimizer: torch.optim.Optimizer
+    choices: tuple[Choice, ...]
+    scales: Scales
+
+
+def build_learner(
+    config: Config, geometry: Geometry, machine: Machine, *, total_steps: int, chunk: str | None = None
+) -> Learner:
+    """Model and optimizer of a run of `total_steps` steps; `chunk` is the recorded choice of an RWKV-8 memory."""
+    model = _model(config, geometry, machine)
+    chunks = limit_scratch(model.memory, chunk)
+    model.to(machine.device, machine.weight_dtype)
+    scales = _scales(config, model, total_steps)
+    optimizer, made = build_optimizer(
+        model, config.optimizer, total_steps=total_steps, products=machine.dtype, scales=scales
+    )
+    choices = (*chunks, *(Choice(*choice) for choice in made), *_scaled(scales))
+    return Learner(model, optimizer, choices, scales)
+
+
+def build_parts(
+    config: Config, dataset: Dataset, stored: Mapping[str, str] | None = None, free: int | None = None
+) -> Parts:
+    """Model, optimizer and plan of a run.
+
+    Args:
+        stored: the choices of a run that goes on.
+        free: bytes of memory that automatic choices go by; None: what is free now.
     Raises:
         ConfigError: settings that the data or this machine cannot fulfil.
     """
     plan = Plan.of(config, dataset)
-    geometry = Geometry.of(config.effective_model, _vocabulary(config, dataset))
+    geometry = Geometry.of(config.effective_model, vocabulary_of(config, dataset))
     tokens = plan.total_steps * plan.global_rows * config.training.block_size
-    machine = choose_machine(config, geometry, stored, tokens=tokens)
+    machine = choose_machine(config, geometry, stored, tokens=tokens, free=free)
     allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
-    model = _model(config, geometry, machine)
-    chunks = limit_scratch(model.memory, (stored or {}).get(RWKV8_CHOICE))
-    model.to(machine.device, machine.weight_dtype)
-    scales = _scales(config, model, plan.total_steps)
-    optimizer, optimizer_choices = build_optimizer(
-        model, config.optimizer, total_steps=plan.total_steps, products=machine.dtype, scales=scales
+    learner = build_learner(
+        config, geometry, machine, total_steps=plan.total_steps, chunk=(stored or {}).get(RWKV8_CHOICE)
     )
-    choices = (
-        *machine.choices,
-        *chunks,
-        allocator,
-        thread_waiting(),
-        *(Choice(*choice) for choice in optimizer_choices),
-        *_scaled(scales),
-        _batching(config, plan),
-    )
+    choices = (*machine.choices, allocator, thread_waiting(), *learner.choices, _batching(config, plan))
     carried = config.training.tbptt_persist_across_steps
     streams = Streams(plan.accumulation, config.training.batch_size) if carried else None
-    return Parts(config, dataset, plan, machine, model, optimizer, choices, streams, scales)
+    return Parts(
+        config, dataset, plan, machine, learner.model, learner.optimizer, choices, streams, learner.scales
+    )
 
 
 def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
@@ -251,7 +283,7 @@ def _scaled(scales: Scales) -> tuple[Choice, ...]:
     return (Choice("parts of the model", scales.describe(), "asked for by training.module_lr_scales"),)
 
 
-def _vocabulary(config: Config, dataset: Dataset) -> int:
+def vocabulary_of(config: Config, dataset: Dataset) -> int:
     """V, checked against the tokenizer."""
     needed, asked = dataset.tokenizer.vocab_size, config.model.vocab_size
     if asked is not None and asked < needed:

@@ -105,10 +105,13 @@ def optimizer_step(
     after: list[State | None] = []
     for index, batch in enumerate(batches):
         key = _masks(rules, step, batch)
+        with profile.stage("copy"):
+            tokens = batch.tokens.to(machine.device, non_blocking=True)
+            wanted = batch.targets.to(machine.device, non_blocking=True)
         loss, state = backward_in_chunks(
             _forward(model, machine, key, profile),
-            batch.tokens.to(machine.device, non_blocking=True),
-            batch.targets.to(machine.device, non_blocking=True),
+            tokens,
+            wanted,
             None if streams is None else streams.states[index],
             None if streams is None else batch.reset,
             chunk=rules.chunk,
@@ -122,6 +125,7 @@ def optimizer_step(
         rules.scales.scale_gradients(model.named_parameters(), step)
         parameters = list(model.parameters())
         norm = scale_and_clip(parameters, 1.0 / max(targets, 1), **rules.limits)
+        profile.waited()
         if not math.isfinite(norm):
             raise _diverged(model, step, float(loss_sum), rate)
         set_rates(optimizer, rate, decay, rules.scales.rates(step))

@@ -114,7 +114,7 @@ class ConsoleReporter(Callback):
         text = quantities.one_line(report.text)
         if report.level == "warning":
             self._print(f"warning: {text}", style="yellow")
-        elif report.name == STAGE_PROFILE:
+        elif report.name.startswith(STAGE_PROFILE):
             if not self.live:
                 self._print(text)
         else:

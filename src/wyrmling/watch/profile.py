@@ -8,13 +8,19 @@ always on: two clock readings per stage.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import TYPE_CHECKING, ClassVar
+
+from .events import Message
+
+if TYPE_CHECKING:
+    from ..data.batches import Batch
 
 # the name of the message that carries a profile's summary
 STAGE_PROFILE = "stage profile"
-STAGES = ("data", "forward", "backward", "optimizer", "validation", "checkpoint", "logging")
+STAGES = ("data", "copy", "forward", "backward", "optimizer", "validation", "checkpoint", "logging")
 
 
 class StageProfile:
@@ -26,34 +32,49 @@ class StageProfile:
 
         with profile.stage("forward"):
             ...
+
+    A profile that measures more (`training.profiling`) is a subclass; the loop knows only this one.
     """
+
+    stages: ClassVar[tuple[str, ...]] = STAGES
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock = clock
-        self._contexts = {name: _Stage(self, name) for name in STAGES}
+        self._contexts = {name: _Stage(self, name) for name in self.stages}
         self._stack: list[str] = []
         self.restart()
 
     def restart(self) -> None:
         """Set every figure to zero and start the total from now. Not inside a stage."""
-        self.nanoseconds = dict.fromkeys(STAGES, 0)
-        self.entered = dict.fromkeys(STAGES, 0)
-        self.train_steps = 0
+        self.nanoseconds = dict.fromkeys(self.stages, 0)
+        self.entered = dict.fromkeys(self.stages, 0)
+        self.train_steps = self.host_sync_points = 0
         self._started = self._last = self._clock()
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """The context manager that counts its block for one of `STAGES` (KeyError for another name)."""
+        """The context manager that counts its block for one of `stages` (KeyError for another name)."""
         return self._contexts[name]
 
     def step_done(self) -> None:
         """Count one optimizer step."""
         self.train_steps += 1
 
+    def waited(self) -> None:
+        """Count one place where the program read a number from the device, and so waited for it."""
+        self.host_sync_points += 1
+
+    def after_step(self, batches: Sequence[Batch]) -> None:
+        """A step is over and reported; validation and checkpoint come next."""
+
+    def closing(self) -> Iterator[Message]:
+        """What there is to say when the run ends."""
+        yield Message("info", STAGE_PROFILE, self.summary())
+
     def figures(self) -> dict[str, int]:
         """What was counted: total_ns, <stage>_ns for each stage, other_ns (the rest), and three counts."""
         total = self._clock() - self._started
         figures = {"total_ns": total}
-        figures.update({f"{name}_ns": self.nanoseconds[name] for name in STAGES})
+        figures.update({f"{name}_ns": self.nanoseconds[name] for name in self.stages})
         figures["other_ns"] = total - sum(self.nanoseconds.values())
         figures["train_steps"] = self.train_steps
         figures["validations"] = self.entered["validation"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field
 
 from .base import CountingInt, PositiveInt, Table
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 def _as_word(value: Any) -> Any:
@@ -18,6 +20,33 @@ Compiling = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(_as_word, json_schema_input_type=Literal["auto", "on", "off", True, False]),
 ]
+
+
+class StartupAutotune(Table):
+    """Find the largest micro-batch that fits in the memory, by trying real training steps, before a run begins."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("target_memory_fraction", "target_device_memory_mb"),
+    )
+
+    enabled: bool = Field(default=False, description="Choose training.batch_size when a run is created.")
+    target_memory_fraction: Fraction | None = Field(
+        default=0.8, description="Share of the memory that is free then which a training step may take."
+    )
+    target_device_memory_mb: PositiveInt | None = Field(
+        default=None, description="The memory in MiB that it may take, instead of a share."
+    )
+    min_batch_size: PositiveInt = Field(default=1, description="The smallest number of rows to try.")
+    max_batch_size: PositiveInt | None = Field(
+        default=None,
+        description="The largest; unset: training.target_effective_batch_size, else training.batch_size.",
+    )
+    probe_steps: PositiveInt = Field(
+        default=1, description="Optimizer steps that are measured for each number of rows, after a first one."
+    )
+    binary_search: bool = Field(
+        default=True, description="Look between the last number that fits and the first that does not."
+    )
 
 
 class Runtime(Table):
@@ -47,4 +76,7 @@ class Runtime(Table):
         default="auto",
         description="Keep what the backward pass needs, or compute it again; a number of bytes "
         '("500 MB"): keep what fits in it. "auto": what fits in the free memory.',
+    )
+    startup_autotune: StartupAutotune = Field(
+        default_factory=StartupAutotune, description="Find the largest micro-batch that fits."
     )
