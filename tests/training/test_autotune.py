@@ -58,8 +58,8 @@ def test_the_largest_that_fits_with_a_margin_is_chosen(tiny_config: Make) -> Non
     assert MARGIN == 0.1
     choice = tuned.choices[-1]
     assert (choice.name, choice.value) == ("batch_size", "9")
-    assert choice.reason == "9 rows need 944 MB of 1.05 GB; 10 rows: over target"
-    assert machine.said[0] == "1 rows: fit, peak 105 MB, 10 tokens/s"
+    assert choice.reason == "a step of 9 rows needs 944 MB of 1.05 GB; 10 rows: over target"
+    assert machine.said[0] == "1 row: fit, peak 105 MB, 10 tokens/s"
     report = tuned.report
     assert report is not None
     assert [probe["batch_size"] for probe in report["probes"]] == machine.asked
@@ -111,7 +111,7 @@ def test_what_does_not_fit_at_all_is_told_what_it_needs(tiny_config: Make) -> No
         search(config, Machine(row=1800 * MIB))
     text = str(caught.value)
     assert text.startswith(
-        f"{TABLE}.target_device_memory_mb: a training step of one row does not fit in 1,000 MiB"
+        f"{TABLE}.target_device_memory_mb: a training step of 1 row does not fit in 1,000 MiB"
     )
     assert "it needs 2,000 MiB; raise the target, or lower training.block_size" in text
     assert "\n" not in text

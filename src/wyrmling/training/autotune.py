@@ -78,7 +78,7 @@ class Probe:
 
     def describe(self) -> str:
         """One line."""
-        facts = [f"{self.rows} rows: {self.status.replace('_', ' ')}"]
+        facts = [f"{_rows(self.rows)}: {self.status.replace('_', ' ')}"]
         if self.peak is not None:
             facts.append(f"peak {quantities.size(self.peak)}")
         if self.tokens_per_second is not None:
@@ -109,7 +109,12 @@ class Tuned:
     def finish(self, parts: Parts, asked: Config) -> Parts:
         """Parts that remember what was asked for, and what was chosen for it and why."""
         made = {choice.name: choice for choice in self.choices}
+        found = CHOICE in made
         choices = [made.pop(choice.name, choice) for choice in parts.choices]
+        if found:  # the number of rows comes before what follows from it
+            place = next(i for i, choice in enumerate(choices) if choice.name == "batch")
+            reason = choices[place].reason.replace("as configured", f"rows as chosen ({CHOICE})")
+            choices[place : place + 1] = [made.pop(CHOICE), replace(choices[place], reason=reason)]
         return replace(parts, choices=(*choices, *made.values()), asked=asked, autotune=self.report)
 
 
@@ -242,22 +247,22 @@ class _Search:
         if first.peak is not None:
             least = f"{math.ceil(first.peak / (1 - MARGIN) / MIB):,} MiB"
             need = least if first.status == "over_target" else f"more than {least}"
-        rows = "one row" if first.rows == 1 else f"{first.rows} rows"
         key = "target_device_memory_mb" if self.settings.target_device_memory_mb else "target_memory_fraction"
         smaller = "" if first.rows == 1 else f" or {TABLE}.min_batch_size"
         keeps = self.config.runtime.activation_memory != "recompute"
         return ConfigError(
-            f"{TABLE}.{key}: a training step of {rows} does not fit in {self.target / MIB:,.0f} MiB, it needs {need}; "
-            f"raise the target, or lower training.block_size{smaller}"
+            f"{TABLE}.{key}: a training step of {_rows(first.rows)} does not fit in {self.target / MIB:,.0f} MiB, "
+            f"it needs {need}; raise the target, or lower training.block_size{smaller}"
             + (', or set runtime.activation_memory = "recompute"' if keeps else "")
         )
 
     def _reason(self, rows: int) -> str:
         found = {probe.rows: probe for probe in self.probes}
-        words = [f"{rows} rows need {quantities.size(found[rows].peak)} of {quantities.size(self.target)}"]
+        peak, target = quantities.size(found[rows].peak), quantities.size(self.target)
+        words = [f"a step of {_rows(rows)} needs {peak} of {target}"]
         above = min((probe.rows for probe in self.probes if probe.status != "fit"), default=None)
         if above is not None:
-            words.append(f"{above} rows: {found[above].status.replace('_', ' ')}")
+            words.append(f"{_rows(above)}: {found[above].status.replace('_', ' ')}")
         if self.wanted is not None:
             made = rows * resolve_gradient_accumulation(rows, 1, self.wanted)
             words.append(f"{made} rows a step" + ("" if made == self.wanted else f" for {self.wanted}"))
@@ -281,6 +286,10 @@ class _Search:
             "resolved_effective_batch_size": training.batch_size * accumulation,
             "probes": [probe.to_json() for probe in self.probes],
         }
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _tokens(config: Config, plan: Plan) -> int:

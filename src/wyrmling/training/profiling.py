@@ -120,19 +120,20 @@ class RunProfile(StageProfile):
 
     def closing(self) -> Iterator[Message]:
         yield from super().closing()
+        figures = self.figures()
         run = self._session.run.path
         traced = self._tracer.write(run / TRACE)
-        record = self.record(traced)
+        record = self.record(figures, traced)
         write_json_atomically(run / PROFILE, record)
         files = f"{run / PROFILE}" + (f", {TRACE}" if traced else "")
         yield Message("info", "profile", f"{headline(record)}; {files}")
         if self._mode == "detail":
-            pairs = " ".join(f"{key}={value}" for key, value in self.detail().items())
+            pairs = " ".join(f"{key}={value}" for key, value in self.detail(figures).items())
             yield Message("info", f"{STAGE_PROFILE} detail", f"[stage-profile][detail] {pairs}")
 
-    def record(self, traced: bool) -> dict[str, Any]:
+    def record(self, figures: dict[str, int], traced: bool) -> dict[str, Any]:
         """The content of `profile.json`. Measures products for half a second."""
-        machine, figures = self._session.machine, self.figures()
+        machine = self._session.machine
         record: dict[str, Any] = {
             "format": 1,
             "mode": self._mode,
@@ -150,14 +151,14 @@ class RunProfile(StageProfile):
         record["host_to_device_copy_bytes"] = self.copied_bytes
         record["host_sync_points"] = self.host_sync_points
         if self._mode == "detail":
-            record["detail"] = self.detail()
+            record["detail"] = self.detail(figures)
         steps = self._tracer.traced
         record["trace"] = {"file": TRACE, "first_step": steps[0], "last_step": steps[-1]} if traced else None
         return record
 
-    def detail(self) -> dict[str, int]:
+    def detail(self, figures: dict[str, int]) -> dict[str, int]:
         """Every field of the detailed line, in its order. Times are host times in nanoseconds, summed."""
-        figures, probes = self.figures(), self.probed
+        probes = self.probed
         return {
             "total_ns": figures["total_ns"],
             "dataloader_cpu_ns": figures["data_ns"],
