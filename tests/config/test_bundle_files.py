@@ -69,6 +69,19 @@ def test_a_stage_begins_where_it_says(bundle: Bundle) -> None:
     assert (bundle.stages[1].init_from, bundle.stages[1].init_checkpoint) == ("short", "best")
 
 
+def test_a_tokenizer_that_would_be_learned_is_the_lenders(write: Write) -> None:
+    """Other text would give other tokens; what is named stays."""
+    path = write("b.toml", TWO + 'init_from = "one"\n')
+    for kind in ("char", "bpe"):
+        one, two = load_bundle(path, [f"dataset.tokenizer.type={kind}"]).stages
+        assert one.config.dataset.tokenizer.vocab_path is None
+        assert two.config.dataset.tokenizer.vocab_path == one.run / "tokenizer.json"
+    named = load_bundle(
+        path, ["dataset.tokenizer.type=bpe", "dataset.tokenizer.vocab_path=mine.json"]
+    ).stages[1]
+    assert named.config.dataset.tokenizer.vocab_path == Path("mine.json")
+
+
 def test_names_come_from_the_command_the_file_or_the_files_name(write: Write) -> None:
     path = write("unnamed.toml", '[[stages]]\nname = "only"\nconfig = "tiny"\n')
     assert load_bundle(path).name == "unnamed"

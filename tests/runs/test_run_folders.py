@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wyrmling.config import Config, run_folder, run_root
 from wyrmling.errors import CheckpointError, ConfigError
-from wyrmling.runs import RunDirectory, create_run, find_run, latest_run, run_names
+from wyrmling.runs import RunDirectory, create_run, find_run, latest_run, newest_in, run_names
 
 
 def config(**run_layout: object) -> Config:
@@ -119,6 +119,16 @@ def test_latest_does_not_lead_out_of_the_root(root: Path, tmp_path: Path) -> Non
         assert latest_run(root) is None
         with pytest.raises(CheckpointError, match="not a run there"):
             find_run("latest", root)
+
+
+def test_the_newest_of_a_folder_is_not_in_a_folder_below(root: Path) -> None:
+    assert newest_in(root) is None
+    create_run(config(category="x", name="below"), fill)
+    assert newest_in(root) is None
+    own = create_run(config(name="own"), fill)
+    assert newest_in(root) == own
+    below = create_run(config(category="x", name="later"), fill)
+    assert (newest_in(root), newest_in(root / "x"), latest_run(root)) == (own, below, below)
 
 
 def test_no_run_is_made_inside_another(root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from small_texts import small_text
 from wyrmling import Callback, errors
-from wyrmling.checkpoint import checkpoint_path, read_pointer
+from wyrmling.checkpoint import checkpoint_path, read_pointer, write_pointer
 from wyrmling.config import Bundle, load_bundle
 from wyrmling.runs import find_run, run_names
 from wyrmling.runs.bundle_state import FILE, BundleState, read_bundle_state
@@ -120,6 +121,42 @@ def test_a_stage_begins_with_the_checkpoint_it_names(load: Load) -> None:
         "bundles/plays/stages/short/plays-short",
         "bundles/plays/stages/long/plays-long",
     ]
+
+
+def test_the_best_is_lent_even_where_it_is_not_the_last(load: Load) -> None:
+    bundle = load("training.checkpoint_keep=3")
+    lender = run_bundle(bundle, stop_after="short").runs["short"]
+    write_pointer(lender.checkpoints, "best", 3)
+    run = run_bundle(bundle).runs["long"]
+    assert run.training_config().training.init_checkpoint_step == 3
+    lent, begun = (
+        checkpoint_path(one.checkpoints, step) / "model.safetensors" for one, step in ((lender, 3), (run, 0))
+    )
+    assert lent.read_bytes() == begun.read_bytes()
+
+
+def test_stages_on_other_text_share_the_first_ones_tokens(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text(small_text(seed=1) + "to be or not\n" * 50, encoding="utf-8")
+    bundle = load("dataset.tokenizer.type=char", f'long:dataset.path="{(tmp_path / "other.txt").as_posix()}"')
+    watcher = Watcher()
+    runs = run_bundle(bundle, callbacks=[watcher]).runs
+    assert runs["long"].tokenizer().fingerprint() == runs["short"].tokenizer().fingerprint()
+    assert "begins with the best checkpoint and the tokenizer of short" in watcher.told[1]
+    assert run_bundle(bundle).last is None
+
+
+def test_ctrl_c_stops_the_bundle_and_not_only_the_stage(load: Load) -> None:
+    class Interrupts(Watcher):
+        def on_step(self, report: StepReport) -> None:
+            super().on_step(report)
+            if self.steps == [("plays-short", 1), ("plays-short", 2)]:
+                signal.raise_signal(signal.SIGINT)
+
+    bundle, first, second = load(), Interrupts(), Watcher()
+    assert run_bundle(bundle, callbacks=[first]).exit_code == 130
+    assert statuses(bundle) == [("short", "interrupted"), ("long", "pending")]
+    assert run_bundle(bundle, callbacks=[second]).exit_code == 0
+    assert second.steps[0] == ("plays-short", 3)
 
 
 def test_a_finished_bundle_is_left_alone(load: Load) -> None:

@@ -89,7 +89,8 @@ class Stage:
 
     Attributes:
         config: complete; says where the run lies and what it is called. With `init_from` it names the run that lends
-            the weights, but no step: which one that is shows when the lender has ended.
+            the weights, but no step: which one that is shows when the lender has ended. A tokenizer that would be
+            learned from text is the lender's.
         init_from: the earlier stage that lends its weights; None: none does.
         init_checkpoint: which of its checkpoints.
     """
@@ -246,6 +247,9 @@ def _stage(table: StageTable, tree: Node, bundle: str, earlier: Mapping[str, Sta
     for text in settings:
         tree = apply_override(tree, text)
     config = config_from_tree(tree)
+    if lender is not None and _learns_tokens(config):
+        path = toml_value((lender.run / "tokenizer.json").as_posix())
+        config = config_from_tree(apply_override(tree, f"dataset.tokenizer.vocab_path={path}"))
     if lender is not None:
         if table.init_checkpoint == "best" and not _validates(lender.config):
             raise ConfigError(
@@ -278,6 +282,17 @@ def _launch(tree: Node, lender: Stage | None) -> list[str]:
     ]
 
 
+def _learns_tokens(config: Config) -> bool:
+    """Whether the tokenizer would be made from the stage's own text, where the weights want that of the lender."""
+    tokenizer = config.dataset.tokenizer
+    return getattr(tokenizer, "vocab_path", tokenizer) is None and _same_vocabulary(config)
+
+
+def _same_vocabulary(config: Config) -> bool:
+    """Whether the lent weights are taken as they are, tokens and all."""
+    return getattr(config.training, "init_transfer", None) is None
+
+
 def _validates(config: Config) -> bool:
     """Whether there will be a validation."""
     dataset = config.dataset
@@ -287,7 +302,7 @@ def _validates(config: Config) -> bool:
 
 def _misfits(config: Config, lender: Config) -> Iterator[str]:
     """What keeps the weights of one configuration out of another, as far as shows before anything is read."""
-    if getattr(config.training, "init_transfer", None) is not None:
+    if not _same_vocabulary(config):
         return
     ours, theirs = config.effective_model, lender.effective_model
     for key, here, there in (

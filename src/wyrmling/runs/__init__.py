@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..config.paths import run_root
 from .choices import Choice
 from .directory import RunDirectory, create_run
-from .finding import find_run, latest_run, run_names
+from .finding import find_run, latest_run, newest_in, run_names
 from .records import build_run_record, state_layout
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "create_run",
     "find_run",
     "latest_run",
+    "newest_in",
     "run_names",
     "run_root",
     "state_layout",

@@ -26,6 +26,15 @@ def latest_run(root: Path) -> RunDirectory | None:
     return open_run(root / named) if named and _is_run_below(root, named) else None
 
 
+def newest_in(folder: Path) -> RunDirectory | None:
+    """The newest run of those that lie in a folder itself; `latest` may name one in a folder below it."""
+    latest = latest_run(folder)
+    if latest is None or latest.path.parent == folder:
+        return latest
+    own = [name for name in run_names(folder) if "/" not in name]
+    return open_run(folder / own[-1]) if own else None
+
+
 def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
     """The run with a name, the run in a directory (or around a checkpoint), or "latest".
 

@@ -23,6 +23,7 @@ from ..runs import RunDirectory
 from ..runs.bundle_state import FILE, BundleState, StageRecord, read_bundle_state
 from ..runs.directory import locked
 from ..runs.environment import RUN_DIR_VARIABLE, RUN_NAME_VARIABLE, given_run
+from ..runs.records import TOKENIZER
 from ..text.sources import open_source, open_validation_source
 from ..watch.events import Broadcaster, Callback, Message
 from .launch import CHANGEABLE, INEXACT, LAUNCH_KEYS, differences, listed
@@ -166,7 +167,8 @@ def described(item: Planned) -> str:
     if item.action == "go on":
         return f"{stage.name} goes on, {length} in all"
     if stage.init_from is not None:
-        start = f"with the {stage.init_checkpoint} checkpoint of {stage.init_from}"
+        tokenizer = " and the tokenizer" if _lent_tokenizer(stage) else ""
+        start = f"with the {stage.init_checkpoint} checkpoint{tokenizer} of {stage.init_from}"
     elif training.init_checkpoint_path is not None:
         start = f"with weights of {training.init_checkpoint_path}"
     else:
@@ -211,6 +213,8 @@ def _planned(
 def _refuse_changed(where: str, stage: Stage, record: StageRecord, place: str) -> None:
     """Raises ConfigError when a finished stage is no longer what the file says."""
     lent = tuple(f"training.{key}" for key in LAUNCH_KEYS) if stage.init_from is not None else ()
+    if _lent_tokenizer(stage):
+        lent = (*lent, "dataset.tokenizer.vocab_path")
     before = Config.from_dict(record.config or {}, f"{FILE}, stage {stage.name}")
     found = differences(before, stage.config, (*_HARMLESS, *lent)) + _other_lender(stage, record)
     if record.run != place:
@@ -255,6 +259,13 @@ def _lent_step(stage: Stage, lender: Path) -> int:
     return step
 
 
+def _lent_tokenizer(stage: Stage) -> bool:
+    """Whether a stage takes the tokenizer of the run that lends it the weights."""
+    lender = stage.config.training.init_checkpoint_path
+    path = getattr(stage.config.dataset.tokenizer, "vocab_path", None)
+    return stage.init_from is not None and lender is not None and path == lender / TOKENIZER
+
+
 def _run_stage(
     bundle: Bundle,
     item: Planned,
@@ -289,8 +300,10 @@ def _beginning(stage: Stage, lender: Path | None) -> tuple[Config, dict[str, Any
         return stage.config, None
     step = _lent_step(stage, lender)
     init = {"stage": stage.init_from, "checkpoint": stage.init_checkpoint, "step": step}
-    place = f"training.init_checkpoint_path={toml_value(lender.as_posix())}"
-    return with_overrides(stage.config, [place, f"training.init_checkpoint_step={step}"]), init
+    places = [f"training.init_checkpoint_path={toml_value(lender.as_posix())}"]
+    if _lent_tokenizer(stage):
+        places.append(f"dataset.tokenizer.vocab_path={toml_value((lender / TOKENIZER).as_posix())}")
+    return with_overrides(stage.config, [*places, f"training.init_checkpoint_step={step}"]), init
 
 
 def _continuation(stage: Stage) -> Config:

@@ -24,7 +24,7 @@ from ..checkpoint import (
 from ..config import Config
 from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError
-from ..runs import RunDirectory, find_run, latest_run
+from ..runs import RunDirectory, find_run, newest_in
 from ..runs.environment import given_run
 from ..watch.events import Message
 
@@ -95,7 +95,7 @@ def resumed_run(config: Config, tell: Callable[[Message], None]) -> RunDirectory
     """The run that goes on; None when a new one begins.
 
     `resume_latest_checkpoint_if_present` means the run that the environment or `run_layout.name` names, where it
-    exists, else the latest; one that was stopped before its first checkpoint too.
+    exists, else the newest in the folder of `run_layout`; one that was stopped before its first checkpoint too.
 
     Raises:
         CheckpointError: there is no such run.
@@ -114,7 +114,7 @@ def resumed_run(config: Config, tell: Callable[[Message], None]) -> RunDirectory
     elif config.run_layout.name is not None:
         found = RunDirectory(run_folder(config) / config.run_layout.name, config.run_layout.name)
     else:
-        found = latest_run(run_folder(config))
+        found = newest_in(run_folder(config))
     if found is None or not found.config_json.is_file():
         tell(Message("info", "launch", "no earlier run: starting a new one"))
         return None
