@@ -1,4 +1,4 @@
-"""Rules of the table `optimizer` that tie several keys together."""
+"""Rules of the table `optimizer`, and of what follows its rates, that tie several keys together."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from .schema.optimizer import CosineSchedule, LinearSchedule, NoamSchedule
 
 if TYPE_CHECKING:
     from .schema import Config, Optimizer
+    from .schema.continual import ContinualBackprop
 
 Broken = tuple[str, tuple[str, ...]]
 """What to say, and the keys that the rule ties together."""
@@ -32,6 +33,7 @@ def broken_optimizer_rules(config: Config) -> Iterator[Broken]:
             ("optimizer.weight_decay_final", "optimizer.schedule_mode", "optimizer.name"),
         )
     yield from _learning_rate(config)
+    yield from _continual(config.training.continual_backprop)
 
 
 def _clipping(optimizer: Optimizer) -> Iterator[Broken]:
@@ -42,6 +44,17 @@ def _clipping(optimizer: Optimizer) -> Iterator[Broken]:
         yield (f'{given[0]} cannot be combined with {norm} (set it to "off")', (given[0], norm))
     elif len(given) > 1:
         yield f"{given[1]} cannot be combined with {given[0]}", (given[1], given[0])
+
+
+def _continual(table: ContinualBackprop) -> Iterator[Broken]:
+    """A power of nothing changes nothing."""
+    name = "training.continual_backprop"
+    if table.enabled and table.lr_coupling == "none" and table.lr_coupling_power != 1:
+        yield (
+            f'{name}.lr_coupling_power requires {name}.lr_coupling = "global_ratio" or "target_group_ratio" '
+            '(it is "none")',
+            (f"{name}.lr_coupling_power", f"{name}.lr_coupling"),
+        )
 
 
 def _learning_rate(config: Config) -> Iterator[Broken]:

@@ -1,6 +1,6 @@
 """Names that are recognised and refused: renamed keys, and things that this version does not have.
 
-A key that is left at a value which changes nothing (`continual_backprop.enabled = false`) is dropped in
+A key that is left at a value which changes nothing (`model.mhc.enabled = false`) is dropped in
 silence. Three older names are simply understood.
 """
 
@@ -35,7 +35,6 @@ NOT_YET = "is not in this version yet"
 NOT_BUILT = "is not built"
 
 REFUSED_KEYS = {
-    "training.continual_backprop": NOT_YET,
     "training.init_transfer": NOT_YET,
     "training.fresh_top_heads": NOT_YET,
     "training.gdpo": NOT_BUILT,

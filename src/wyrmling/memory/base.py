@@ -64,6 +64,20 @@ class Memory(nn.Module, ABC):
         """The form that a call with `length` tokens takes, how many tokens a layer should hand over at a time, and
         why."""
 
+    def first_neuron_weights(self) -> dict[str, Tensor]:
+        """Parameters with one number per neuron, [H, N] each, as a new memory has them; here: none."""
+        return {}
+
+    def forget(self, state: MemoryState, neurons: Tensor) -> MemoryState:
+        """One layer's state without what some neurons have written.
+
+        Args:
+            neurons: bool [H, N] of the widest layer; a narrow one has the first of every head.
+
+        Here: the state as it is, that of memories which read the dense stream alone.
+        """
+        return state
+
     @abstractmethod
     def forward(
         self,

@@ -106,6 +106,11 @@ class Scales:
         """From a part to the factor of its learning rate at a step."""
         return {scale.part: scale.at(step) for scale in self._scales if scale.mode == "learning_rate"}
 
+    def of_gradient(self, name: str, step: int) -> float:
+        """What the gradient of a parameter is multiplied by at a step."""
+        factors = (s.at(step) for s in self._scales if s.mode == "gradient" and name in s.names)
+        return math.prod(factors)
+
     @torch.no_grad()
     def scale_gradients(self, parameters: Iterable[tuple[str, torch.nn.Parameter]], step: int) -> None:
         """Multiply the gradients of named parameters in place, and take away those of frozen ones."""

@@ -10,7 +10,7 @@ from .session import Session
 def fingerprint_lines(session: Session) -> tuple[tuple[str, str], ...]:
     """The lines that say what the run does: five, and one for the geometry of a memory other than linear."""
     training, optimizer = session.config.training, session.config.optimizer
-    executor = session.machine.chosen_executor
+    continual, executor = training.continual_backprop, session.machine.chosen_executor
     geometry = geometry_line(session.config, session.machine.device.type, session.model.memory, executor.tile)
     return (
         fingerprint.parallel_runtime(),
@@ -43,6 +43,8 @@ def fingerprint_lines(session: Session) -> tuple[tuple[str, str], ...]:
             learning_rate=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
             weight_decay_final=optimizer.weight_decay_final,
+            continual_backprop_lr_coupling=continual.lr_coupling,
+            continual_backprop_lr_coupling_power=continual.lr_coupling_power,
         ),
         *(() if geometry is None else (geometry,)),
     )

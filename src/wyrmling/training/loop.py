@@ -119,6 +119,7 @@ class TrainingLoop:
     def _step(self, batches: list[Batch]) -> None:
         session, step = self.session, self.progress.step + 1
         rate = session.schedule.rate(step)
+        activity = None if session.continual is None else session.continual.activity(step)
         outcome = optimizer_step(
             session.model,
             session.optimizer,
@@ -130,8 +131,12 @@ class TrainingLoop:
             rules=self.rules,
             profile=self.profile,
             streams=session.streams,
+            activity=activity,
         )
+        with self.profile.stage("optimizer"):
+            replaced = session.replace_neurons(step, rate, activity)
         self.progress.step = step
+        self.progress.window.neurons_replaced += replaced or 0
         self.progress.tokens_seen += outcome.targets
         self._count(outcome, batches)
         logged = step % self.settings.log_frequency == 0 or step == session.total_steps
@@ -215,6 +220,7 @@ class TrainingLoop:
             step_seconds=seconds / max(self._clock_steps, 1),
             memory_bytes=session.device_memory() or current_memory(),
             bits_per_byte=evaluation.bits_per_byte,
+            neurons_replaced=None if session.continual is None else window.neurons_replaced,
         )
         progress.window = Window()
         self._start_clock()

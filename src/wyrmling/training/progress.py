@@ -22,6 +22,7 @@ class Window:
     loss_sum: torch.Tensor | float = 0.0
     targets: int = 0
     text_bytes: int = 0
+    neurons_replaced: int = 0
 
     def add(self, loss_sum: torch.Tensor, targets: int, text_bytes: int) -> None:
         """One more step; the loss stays on the device."""

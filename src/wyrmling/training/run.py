@@ -31,7 +31,7 @@ from .loop import LoopEnd, TrainingLoop
 from .profiling import PROFILE, Mode, RunProfile
 from .progress import EARLY, FINISHED, Progress
 from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
-from .session import STREAMS, Parts, Session, build_parts
+from .session import CONTINUAL, STREAMS, Parts, Session, build_parts
 from .stopping import stop_on_signals
 from .versions import versions
 
@@ -229,6 +229,8 @@ def _load_weights(parts: Parts, launch: Launch) -> Progress:
     load_optimizer_tensors(parts.optimizer, parts.model, launch.checkpoint.parts["optimizer"])
     if parts.streams is not None:
         _load_streams(parts, launch.checkpoint)
+    if parts.continual is not None:
+        parts.continual.load(launch.checkpoint.parts.get(CONTINUAL, {}))
     return Progress.from_json(launch.checkpoint.progress)
 
 

@@ -26,16 +26,20 @@ from ..optim import (
     build_weight_decay,
     module_scales,
 )
+from ..optim.continual import Activity, ContinualBackprop
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from .evaluation import Evaluation, validate
 from .geometry import RWKV8_CHOICE, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 from .plan import Plan
+from .replacing import build_continual, replacing_choices
 from .streams import Streams
 
 STREAMS = "streams-0"
 """The part of a checkpoint that holds the states of the rows, from row 0 on."""
+CONTINUAL = "continual"
+"""The part of a checkpoint that holds utilities and ages of neurons."""
 
 
 @dataclass
@@ -56,6 +60,7 @@ class Session:
     scales: Scales = field(default_factory=Scales)
     asked: Config | None = None
     autotune: Mapping[str, Any] | None = None
+    continual: ContinualBackprop | None = None
 
     @property
     def configured(self) -> Config:
@@ -119,7 +124,25 @@ class Session:
         }
         if self.streams is not None:
             parts[STREAMS] = self.streams.tensors()
+        if self.continual is not None:
+            parts[CONTINUAL] = self.continual.tensors()
         return parts
+
+    def replace_neurons(self, step: int, rate: float, activity: Activity | None) -> int | None:
+        """What continual backprop does after optimizer step `step`: how many neurons are new; None where it is off.
+
+        Args:
+            rate: the step's learning rate.
+            activity: what neurons did in the step, where it was sampled.
+        """
+        if self.continual is None:
+            return None
+        chosen = self.continual.after_step(step, activity, self.model, self.optimizer, rate)
+        if chosen is None:
+            return 0
+        if self.streams is not None:
+            self.streams.forget(self.model, chosen)
+        return int(chosen.sum())
 
     def validate(self, split: Split, batches: int, stop: Callable[[], bool]) -> Evaluation:
         """The loss on the run's fixed sample of `split`, in `batches` batches."""
@@ -180,6 +203,7 @@ class Parts:
     scales: Scales = field(default_factory=Scales)
     asked: Config | None = None
     autotune: Mapping[str, Any] | None = None
+    continual: ContinualBackprop | None = None
 
     def session(self, run: RunDirectory) -> Session:
         """The session of this run."""
@@ -200,6 +224,7 @@ class Parts:
             scales=self.scales,
             asked=self.asked,
             autotune=self.autotune,
+            continual=self.continual,
         )
 
 
@@ -247,11 +272,28 @@ def build_parts(
     learner = build_learner(
         config, geometry, machine, total_steps=plan.total_steps, chunk=(stored or {}).get(RWKV8_CHOICE)
     )
-    choices = (*machine.choices, allocator, thread_waiting(), *learner.choices, _batching(config, plan))
+    continual = build_continual(config, geometry, learner.scales)
+    choices = (
+        *machine.choices,
+        allocator,
+        thread_waiting(),
+        *learner.choices,
+        _batching(config, plan),
+        *replacing_choices(continual),
+    )
     carried = config.training.tbptt_persist_across_steps
     streams = Streams(plan.accumulation, config.training.batch_size) if carried else None
     return Parts(
-        config, dataset, plan, machine, learner.model, learner.optimizer, choices, streams, learner.scales
+        config,
+        dataset,
+        plan,
+        machine,
+        learner.model,
+        learner.optimizer,
+        choices,
+        streams,
+        learner.scales,
+        continual=continual,
     )
 
 

@@ -15,9 +15,10 @@ import torch
 from ..config import Config
 from ..data.batches import Batch
 from ..errors import DivergedError
-from ..model import Model, State
+from ..model import Model, Observed, State
 from ..numerics.dropout import Dropout
 from ..optim import Limits, Scales, first_nonfinite, limits, scale_and_clip, set_rates
+from ..optim.continual import Activity
 from ..watch.profile import StageProfile
 from .evaluation import zero_loss
 from .machine import Machine
@@ -87,6 +88,7 @@ def optimizer_step(
     rules: StepRules,
     profile: StageProfile,
     streams: Streams | None = None,
+    activity: Activity | None = None,
 ) -> StepOutcome:
     """Forward and backward over the micro-batches of optimizer step `step` (from 1), then one update.
 
@@ -95,6 +97,7 @@ def optimizer_step(
     Args:
         rate, decay: the step's learning rate and weight decay; a decay of None is that of the optimizer's groups.
         streams: states from the step before, which are replaced by those after this one; None starts every row anew.
+        activity: adds up what neurons do.
 
     Raises:
         DivergedError: a loss or gradient is not finite; no weight, moment, state or counter was changed.
@@ -109,7 +112,7 @@ def optimizer_step(
             tokens = batch.tokens.to(machine.device, non_blocking=True)
             wanted = batch.targets.to(machine.device, non_blocking=True)
         loss, state = backward_in_chunks(
-            _forward(model, machine, key, profile),
+            _forward(model, machine, key, profile, activity),
             tokens,
             wanted,
             None if streams is None else streams.states[index],
@@ -141,7 +144,13 @@ def _masks(rules: StepRules, step: int, batch: Batch) -> Dropout | None:
     return Dropout(rules.dropout, rules.seed, step, tuple(batch.rows.tolist())) if rules.dropout else None
 
 
-def _forward(model: Model, machine: Machine, dropout: Dropout | None, profile: StageProfile) -> Forward:
+def _forward(
+    model: Model,
+    machine: Machine,
+    dropout: Dropout | None,
+    profile: StageProfile,
+    activity: Activity | None,
+) -> Forward:
     """The forward pass of a chunk, timed."""
 
     def forward(
@@ -152,7 +161,10 @@ def _forward(model: Model, machine: Machine, dropout: Dropout | None, profile: S
         carry: bool,
     ) -> tuple[torch.Tensor, State | None]:
         with profile.stage("forward"), machine.autocast():
-            hidden, after = model(tokens, state, reset=reset, dropout=dropout, carry=carry)
+            seen: list[Observed] | None = None if activity is None else []
+            hidden, after = model(tokens, state, reset=reset, dropout=dropout, observe=seen, carry=carry)
+            if activity is not None and seen is not None:
+                activity.add(seen)
             return model.loss_sum(hidden, targets), after
 
     return forward

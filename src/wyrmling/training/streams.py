@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import CheckpointError
-from ..model import State
+from ..model import Model, State
+from ..optim.replacement import forget_neurons
 
 Forward = Callable[[Tensor, Tensor, State | None, "Tensor | None", bool], tuple[Tensor, "State | None"]]
 """(tokens [B, C], targets [B, C], state, reset, carry) -> sum of token losses, state after the chunk."""
@@ -42,6 +43,12 @@ class Streams:
     def __init__(self, groups: int, rows: int) -> None:
         self.rows = rows
         self.states: list[State | None] = [None] * groups
+
+    def forget(self, model: Model, neurons: Tensor) -> None:
+        """Empty what some neurons (bool [H, N]) have written into the states."""
+        self.states = [
+            None if state is None else forget_neurons(model, state, neurons) for state in self.states
+        ]
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: the rows of all micro-batches, one after the other; nothing before the first step."""

@@ -246,11 +246,12 @@ def _start_line(report: RunStarted) -> str:
 
 def _step_line(report: StepReport, seconds_left: float | None) -> str:
     total = "" if report.total_steps is None else f"/{report.total_steps}"
+    replaced = f"  new neurons {report.neurons_replaced}" if report.neurons_replaced else ""
     return (
         f"step {report.step}{total}  loss {quantities.loss(report.loss)}  "
         f"lr {quantities.learning_rate(report.learning_rate)}  "
         f"tokens/s {quantities.count(report.tokens_per_second)}  "
-        f"memory {quantities.size(report.memory_bytes)}  eta {quantities.duration(seconds_left)}"
+        f"memory {quantities.size(report.memory_bytes)}  eta {quantities.duration(seconds_left)}{replaced}"
     )
 
 

@@ -74,6 +74,7 @@ class StepReport:
     `loss` is in nats per token; `gradient_norm` is the norm before clipping; `tokens` counts the targets of
     this step, `tokens_seen` those since step 0; `step_seconds` and `tokens_per_second` are means since the
     last logged step; `memory_bytes` is the process's resident memory, or the device's when there is one.
+    `neurons_replaced` (continual backprop) counts since the last logged step, and is None where none ever are.
     All that needs the device to catch up is None between logged steps.
     """
 
@@ -90,6 +91,7 @@ class StepReport:
     memory_bytes: int | None = None
     bits_per_byte: float | None = None
     epoch: int = 0
+    neurons_replaced: int | None = None
 
 
 @dataclass(frozen=True)

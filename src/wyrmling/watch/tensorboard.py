@@ -51,6 +51,7 @@ class TensorBoardWriter(Callback):
                 "tokens_per_second": report.tokens_per_second,
                 "memory_bytes": report.memory_bytes,
                 "bits_per_byte/train": report.bits_per_byte,
+                "neurons_replaced": report.neurons_replaced,
             },
         )
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Table
+from .continual import ContinualBackprop
 from .model import Kernel
 from .scales import ModuleScales
 
@@ -117,6 +118,10 @@ class Training(Table):
     )
     early_stopping: EarlyStopping | None = Field(
         default=None, description="End the run when validation no longer improves; unset: never."
+    )
+
+    continual_backprop: ContinualBackprop = Field(
+        default_factory=ContinualBackprop, description="Replacing neurons that contribute little."
     )
 
     @property

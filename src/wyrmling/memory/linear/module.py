@@ -105,6 +105,19 @@ class LinearAttention(Memory):
         keys = (neurons or self.neurons) * (2 if self.positions == "pope" else 1)
         return {"rho": torch.zeros(rows, self.heads, keys, self.width, device=device)}
 
+    def forget(self, state: MemoryState, neurons: Tensor) -> MemoryState:
+        """Empties the keys of these neurons (bool [H, N]).
+
+        Under rope both keys of a pair hold both of its neurons, turned into each other: both are emptied.
+        """
+        rho = state["rho"]
+        if self.positions == "rope":
+            neurons = neurons.unflatten(-1, (-1, 2)).any(-1).repeat_interleave(2, dim=-1)
+        elif self.positions == "pope":
+            neurons = neurons.repeat_interleave(2, dim=-1)
+        keys = neurons[:, : rho.shape[2], None].to(rho.device)
+        return {"rho": rho.masked_fill(keys, 0)}
+
     def encode(self, neurons: Tensor, position: Tensor) -> Tensor:
         """Keys (= queries) of neurons [B, H, T, N] whose first token stands at `position`: [B, H, T, K]."""
         if self.positions == "alibi":

@@ -88,6 +88,17 @@ class Rwkv8(Memory):
             "norm": torch.zeros(shape, device=device),
         }
 
+    def first_neuron_weights(self) -> dict[str, Tensor]:
+        return {"time_decay": initial_time_decay(self.heads, self.neurons)}
+
+    def forget(self, state: MemoryState, neurons: Tensor) -> MemoryState:
+        """Empties the keys of these neurons (bool [H, N])."""
+        keys = neurons[:, : state["norm"].shape[2]].to(state["norm"].device)
+        return {
+            "rho": state["rho"].masked_fill(keys[..., None], 0),
+            "norm": state["norm"].masked_fill(keys, 0),
+        }
+
     def forward(
         self,
         neurons: Tensor,
