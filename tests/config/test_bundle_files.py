@@ -85,7 +85,7 @@ def test_a_tokenizer_that_would_be_learned_is_the_lenders(write: Write) -> None:
 def test_names_come_from_the_command_the_file_or_the_files_name(write: Write) -> None:
     path = write("unnamed.toml", '[[stages]]\nname = "only"\nconfig = "tiny"\n')
     assert load_bundle(path).name == "unnamed"
-    assert load_bundle(path, name="second").stages[0].run.name == "second-only"
+    assert load_bundle(path, ["run_layout.name=none"], name="second").stages[0].run.name == "second-only"
     own = load_bundle(path, ["run_layout.name=mine", "run_layout.category=a/b", "run_layout.variant=v"])
     assert own.folder == Path("runs/a/b/bundles/unnamed")
     assert own.stages[0].run == own.folder / "stages/only/variants/v/mine"
@@ -155,6 +155,10 @@ TWO = HEAD + '[[stages]]\nname = "two"\n'
         (
             TWO + 'init_from = "one"\nset = ["training.init_checkpoint_path=x"]',
             "b.toml: stage two: training.init_checkpoint_path cannot be combined with init_from",
+        ),
+        (
+            TWO + 'init_from = "one"\nset = ["training.init_checkpoint_step=5"]',
+            "b.toml: stage two: training.init_checkpoint_step cannot be combined with init_from",
         ),
         (
             TWO + 'init_from = "one"\nset = ["model.n_embd=64"]',

@@ -35,7 +35,7 @@ from .overrides import apply_override
 from .paths import bundle_folder, run_folder
 from .reading import locate, read_layer
 from .schema import Config
-from .schema.base import Table, Text, Texts
+from .schema.base import UNSET, Table, Text, Texts
 from .toml import toml_value
 from .tree import Node
 
@@ -240,7 +240,8 @@ def _stage(table: StageTable, tree: Node, bundle: str, earlier: Mapping[str, Sta
         if tree.find(("run_layout", key)) is not None:
             raise ConfigError(f"run_layout.{key} follows from the bundle: leave it out")
     settings = [f"run_layout.bundle={toml_value(bundle)}", f"run_layout.stage={toml_value(table.name)}"]
-    if tree.find(("run_layout", "name")) is None:
+    own = tree.find(("run_layout", "name"))
+    if own is None or own.value == UNSET:
         settings.append(f"run_layout.name={toml_value(f'{bundle}-{table.name}')}")
     lender = None if table.init_from is None else earlier[table.init_from]
     settings += _launch(tree, lender)
@@ -272,10 +273,9 @@ def _launch(tree: Node, lender: Stage | None) -> list[str]:
         )
     if lender is None:
         return []
-    if tree.find(("training", "init_checkpoint_path")) is not None:
-        raise ConfigError(
-            "training.init_checkpoint_path cannot be combined with init_from: leave one of them out"
-        )
+    for key in ("init_checkpoint_path", "init_checkpoint_step"):
+        if tree.find(("training", key)) is not None:
+            raise ConfigError(f"training.{key} cannot be combined with init_from: leave one of them out")
     return [
         "training.launch_mode=init_from_checkpoint",
         f"training.init_checkpoint_path={toml_value(lender.run.as_posix())}",
