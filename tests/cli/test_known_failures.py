@@ -458,17 +458,22 @@ def test_a_wanted_batch_that_does_not_divide_is_rounded_up_and_this_is_said(
     )
 
 
-@pytest.mark.parametrize(("text", "named"), [("xyz" * 200, "tokenizer"), ("abcd" * 150, "")])
+@pytest.mark.parametrize(("text", "shared"), [("xyz" * 200, 0), ("abcd" * 150, 3)])
 def test_a_vocabulary_of_the_same_or_another_size_is_never_taken_for_the_checkpoints(
-    command: Command, train: Command, own: Callable[[str], Path], tmp_path: Path, text: str, named: str
+    command: Command, train: Command, own: Callable[[str], Path], tmp_path: Path, text: str, shared: int
 ) -> None:
-    """Resuming and starting from weights: what differs is said in one line, and no run is made."""
+    """Resuming is refused, and so is starting from weights that share no token, in one line; no run is made. Shared
+    tokens keep what they had, and it is said how many they are."""
     run = own("letters")
     other = write(tmp_path / "other.txt", text)
     before = sorted(tmp_path.rglob("*"))
     command("train", "--resume", run, *options(other, "training.max_iters=4")).refused("other.txt")
     start = ("training.launch_mode=init_from_checkpoint", f"training.init_checkpoint_path={run}")
-    train(other, *CHARACTERS, *start).refused(named)
+    said = train(other, *CHARACTERS, *start)
+    if shared:
+        assert f"{shared} of 4 tokens are known; new: 'd'" in said.done().err
+        return
+    said.refused("tokenizer", "'x'")
     made = {path.name for path in set(tmp_path.rglob("*")) - set(before) if path.parent.name == "runs"}
     assert made == set()
 

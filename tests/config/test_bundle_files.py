@@ -169,6 +169,15 @@ TWO = HEAD + '[[stages]]\nname = "two"\n'
             "b.toml: stage two: the weights of stage one do not fit: model.sequence_kernel",
         ),
         (
+            TWO + 'init_from = "one"\nset = ["model.n_head=1", "model.latent_total=64"]',
+            "b.toml: stage two: the weights of stage one do not fit: model.n_head is 2 there and 1 here, and a model",
+        ),
+        (
+            TWO + 'init_from = "one"\nset = ["model.n_head=4"]',
+            "b.toml: stage two: the weights of stage one do not fit: a head's neurons (model.latent_total / "
+            "model.n_head) are 64 there and 32 here",
+        ),
+        (
             'config = "tiny"\nset = ["dataset.train_split_ratio=1.0"]\n[[stages]]\nname = "one"\n'
             '[[stages]]\nname = "two"\ninit_from = "one"\ninit_checkpoint = "best"',
             "b.toml: stage two: stage one has no validation and so no best checkpoint",
@@ -178,6 +187,12 @@ TWO = HEAD + '[[stages]]\nname = "two"\n'
 )
 def test_what_cannot_be_is_one_line_before_anything_runs(write: Write, text: str, line: str) -> None:
     assert refused(write("b.toml", text)).startswith(line)
+
+
+def test_a_stage_may_be_larger_than_the_one_it_begins_with_and_read_other_tokens(write: Write) -> None:
+    settings = '["model.n_head=4", "model.latent_total=512", "dataset.tokenizer.type=char"]'
+    _, two = load_bundle(write("b.toml", TWO + f'init_from = "one"\nset = {settings}')).stages
+    assert two.config.model.neurons_per_head == 128
 
 
 def test_options_for_a_stage_that_is_not_there(write: Write) -> None:

@@ -36,6 +36,7 @@ from .paths import bundle_folder, run_folder
 from .reading import locate, read_layer
 from .schema import Config
 from .schema.base import UNSET, Table, Text, Texts
+from .schema.init_transfer import InitTransfer
 from .toml import toml_value
 from .tree import Node
 
@@ -248,7 +249,7 @@ def _stage(table: StageTable, tree: Node, bundle: str, earlier: Mapping[str, Sta
     for text in settings:
         tree = apply_override(tree, text)
     config = config_from_tree(tree)
-    if lender is not None and _learns_tokens(config):
+    if lender is not None and _takes_tokens(config, lender.config):
         path = toml_value((lender.run / "tokenizer.json").as_posix())
         config = config_from_tree(apply_override(tree, f"dataset.tokenizer.vocab_path={path}"))
     if lender is not None:
@@ -282,15 +283,12 @@ def _launch(tree: Node, lender: Stage | None) -> list[str]:
     ]
 
 
-def _learns_tokens(config: Config) -> bool:
-    """Whether the tokenizer would be made from the stage's own text, where the weights want that of the lender."""
-    tokenizer = config.dataset.tokenizer
-    return getattr(tokenizer, "vocab_path", tokenizer) is None and _same_vocabulary(config)
-
-
-def _same_vocabulary(config: Config) -> bool:
-    """Whether the lent weights are taken as they are, tokens and all."""
-    return getattr(config.training, "init_transfer", None) is None
+def _takes_tokens(config: Config, lender: Config) -> bool:
+    """Whether a stage whose tokenizer would be made from its own text takes that of its lender instead."""
+    tokenizer, transfer = config.dataset.tokenizer, config.training.init_transfer
+    own = transfer.fresh_surfaces or transfer.interface_checkpoint_path is not None
+    learns = getattr(tokenizer, "vocab_path", tokenizer) is None
+    return learns and not own and tokenizer.type == lender.dataset.tokenizer.type
 
 
 def _validates(config: Config) -> bool:
@@ -302,16 +300,23 @@ def _validates(config: Config) -> bool:
 
 def _misfits(config: Config, lender: Config) -> Iterator[str]:
     """What keeps the weights of one configuration out of another, as far as shows before anything is read."""
-    if not _same_vocabulary(config):
-        return
     ours, theirs = config.effective_model, lender.effective_model
     for key, here, there in (
         ("model.sequence_kernel", ours.sequence_kernel.memory_system, theirs.sequence_kernel.memory_system),
         ("model.n_embd", ours.n_embd, theirs.n_embd),
-        ("model.n_head", ours.n_head, theirs.n_head),
-        ("model.latent_total", ours.total_neurons, theirs.total_neurons),
-        ("model.vocab_size", ours.vocab_size, theirs.vocab_size),
-        ("dataset.tokenizer.type", config.dataset.tokenizer.type, lender.dataset.tokenizer.type),
     ):
         if here != there:
             yield f"{key} is {toml_value(there)} there and {toml_value(here)} here"
+    for what, few, many in (
+        ("model.n_head is", ours.n_head, theirs.n_head),
+        (
+            "a head's neurons (model.latent_total / model.n_head) are",
+            ours.neurons_per_head,
+            theirs.neurons_per_head,
+        ),
+    ):
+        if few < many:
+            yield f"{what} {many} there and {few} here, and a model cannot shrink"
+    kinds = (config.dataset.tokenizer.type, lender.dataset.tokenizer.type)
+    if "pretokenized" in kinds and kinds[0] != kinds[1] and config.training.init_transfer == InitTransfer():
+        yield f"dataset.tokenizer.type is {toml_value(kinds[1])} there and {toml_value(kinds[0])} here"

@@ -23,7 +23,9 @@ RENAMED_KEYS = {
     "wgpu": "runtime",
     "training.resume_checkpoint_epoch": "training.resume_checkpoint_step",
     "training.init_checkpoint_epoch": "training.init_checkpoint_step",
-    "training.fresh_top_layers": "training.fresh_top_heads",
+    "training.fresh_top_layers": "training.init_transfer.fresh_top_heads",
+    "training.fresh_top_heads": "training.init_transfer.fresh_top_heads",
+    "training.init_transfer.interface_checkpoint_epoch": "training.init_transfer.interface_checkpoint_step",
     "training.init_transfer.fresh_top_layers": "training.init_transfer.fresh_top_heads",
     "training.fast_train": "training.launch_mode",
     "training.context_strategy": "generation.context_strategy",
@@ -35,8 +37,6 @@ NOT_YET = "is not in this version yet"
 NOT_BUILT = "is not built"
 
 REFUSED_KEYS = {
-    "training.init_transfer": NOT_YET,
-    "training.fresh_top_heads": NOT_YET,
     "training.gdpo": NOT_BUILT,
     "optimizer.muon.target_modules": f"{NOT_BUILT}: matrices are found by their role",
     "parallel.data": NOT_YET,

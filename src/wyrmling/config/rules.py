@@ -20,6 +20,7 @@ from .problems import Problem, RuleError
 from .scale_rules import scale_rules
 from .schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
 from .schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
+from .transfer_rules import transfer_rules
 
 if TYPE_CHECKING:
     from .schema import Config, Model, Training
@@ -39,6 +40,7 @@ def check(config: Config) -> None:
         *chunk_rules(config.training),
         *scale_rules(config.training),
         *_launch(config.training),
+        *transfer_rules(config),
         *_optimizer(config),
         *_dataset(config),
         *sizes,

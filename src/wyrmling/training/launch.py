@@ -84,11 +84,13 @@ class Launch:
         run: the run that goes on; None for a new one.
         checkpoint: what it goes on from; None when it was stopped before its first checkpoint.
         initial: the checkpoint whose weights a new run starts with.
+        interface: a second one, of `training.init_transfer`.
     """
 
     run: RunDirectory | None = None
     checkpoint: Checkpoint | None = None
     initial: Checkpoint | None = None
+    interface: Checkpoint | None = None
 
 
 def resumed_run(config: Config, tell: Callable[[Message], None]) -> RunDirectory | None:
@@ -135,8 +137,12 @@ def resolve_launch(
         refuse_differences(run.training_config(), config, run.name, INEXACT if allow_inexact else ())
         return Launch(run=run, checkpoint=_read(run, training.resume_checkpoint_step, tell))
     if training.init_checkpoint_path is not None:
-        path = Path(training.init_checkpoint_path)
-        return Launch(initial=_initial(path, training.init_checkpoint_step, tell))
+        initial = _initial(training.init_checkpoint_path, training.init_checkpoint_step, tell)
+        second = training.init_transfer
+        if second.interface_checkpoint_path is None:
+            return Launch(initial=initial)
+        interface = _initial(second.interface_checkpoint_path, second.interface_checkpoint_step, tell)
+        return Launch(initial=initial, interface=interface)
     if training.launch_mode == "init_from_checkpoint":
         raise ConfigError(
             "training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from ..checkpoint import list_checkpoints, read_pointer, write_pointer
+from ..checkpoint.transfer import refuse_other_memory
 from ..config import Config
 from ..data.dataset import Dataset
 from ..errors import CheckpointError
@@ -36,18 +37,6 @@ class Told(Broadcaster):
             log.on_message(message)
 
 
-def refuse_other_memory(run: RunDirectory, config: Config) -> None:
-    """Raises CheckpointError when the weights of a run were trained with another memory than the configuration's."""
-    theirs, ours = (
-        one.effective_model.sequence_kernel.memory_system for one in (run.training_config(), config)
-    )
-    if theirs != ours:
-        raise CheckpointError(
-            f'{run.name} was trained with the memory "{theirs}", and this configuration asks for "{ours}": '
-            f'set model.sequence_kernel = "{theirs}", or start a new run without those weights'
-        )
-
-
 def stored_choices(
     run: RunDirectory,
     config: Config,
@@ -66,7 +55,7 @@ def stored_choices(
             f"{run.name} was imported, not trained: it has nothing to go on with; start a new run from its weights "
             "with training.launch_mode = init_from_checkpoint"
         )
-    refuse_other_memory(run, config)
+    refuse_other_memory(run.name, run.training_config().effective_model, config.effective_model)
     different = differences(own_tokenizer(run), dataset.tokenizer)
     if different is not None:
         raise CheckpointError(f"{run.name} was trained with another tokenizer: {different}")

@@ -13,24 +13,26 @@ from ..checkpoint.contents import (
     load_model_tensors,
     load_optimizer_tensors,
 )
+from ..checkpoint.transfer import Transfer, TransferReport
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
 from ..errors import CheckpointError
 from ..files import write_json_atomically
 from ..model import Model
 from ..optim import describe_length
-from ..runs import RunDirectory, build_run_record, create_run, find_run
-from ..text.tokenizers import Tokenizer, differences
+from ..runs import RunDirectory, build_run_record, create_run
+from ..text.tokenizers import Tokenizer
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
 from .autotune import REPORT, tune
+from .borrowing import PRE_STEP, TRANSFER, plan_borrowing, pre_step_record
 from .fingerprints import fingerprint_lines
 from .launch import Launch, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, TrainingLoop
 from .profiling import PROFILE, Mode, RunProfile
 from .progress import EARLY, FINISHED, Progress
-from .resuming import Told, mend_pointers, refuse_other_memory, rewrite_choices, stored_choices
+from .resuming import Told, mend_pointers, rewrite_choices, stored_choices
 from .session import CONTINUAL, STREAMS, Parts, Session, build_parts
 from .stopping import stop_on_signals
 from .versions import versions
@@ -104,7 +106,8 @@ def train(
         if run is not None:
             held.enter_context(run.lock())  # before anything of it is read: nobody else may move it meanwhile
         launch = resolve_launch(config, run, told.on_message, allow_inexact=allow_inexact)
-        parts = _parts(config, launch, dataset, allow_inexact, preparing, told)
+        parts, transfer = _parts(config, launch, dataset, allow_inexact, preparing, told)
+        report = _borrow(parts, transfer, told)
         progress = _load_weights(parts, launch)
         if run is not None:
             mend_pointers(run, progress)
@@ -113,9 +116,9 @@ def train(
                 told.on_message(Message("info", "launch", finished.reason))
                 return finished
         else:
-            run = create_run(config, lambda directory: _fill(parts.session(directory), launch))
+            run = create_run(config, lambda directory: _fill(parts.session(directory), report))
             held.enter_context(run.lock())
-        return _run(parts.session(run), launch, progress, told, allow_inexact, profile)
+        return _run(parts.session(run), launch, transfer, progress, told, allow_inexact, profile)
 
 
 def _parts(
@@ -125,8 +128,8 @@ def _parts(
     allow_inexact: bool,
     preparing: Preparing,
     told: Told,
-) -> Parts:
-    """Data, model and optimizer, checked against what the run goes on from."""
+) -> tuple[Parts, Transfer | None]:
+    """Data, model and optimizer, checked against what the run goes on from or begins with."""
     tokenizer = own_tokenizer(launch.run) if launch.run is not None else None
     if dataset is None:
         with preparing("reading the text") as advance:
@@ -134,20 +137,19 @@ def _parts(
     dataset.check(config.training.block_size)
     for note in dataset.notes:
         told.on_message(Message("info", "text", note))
-    if launch.initial is not None:
-        lender = find_run(launch.initial.path)
-        refuse_other_memory(lender, config)
-        _refuse_other_vocabulary(lender, dataset.tokenizer)
+    transfer = plan_borrowing(launch, config, dataset.tokenizer)
     stored = None
     if launch.run is not None:
         stored = stored_choices(launch.run, config, dataset, allow_inexact, told.on_message)
     tuned = tune(config, dataset, stored, told.on_message)
-    return tuned.finish(build_parts(tuned.config, dataset, tuned.stored, tuned.free), config)
+    parts = build_parts(tuned.config, dataset, tuned.stored, tuned.free)
+    return tuned.finish(parts, config), transfer
 
 
 def _run(
     session: Session,
     launch: Launch,
+    transfer: Transfer | None,
     progress: Progress,
     told: Told,
     allow_inexact: bool,
@@ -175,8 +177,8 @@ def _run(
         length = describe_length(session.config.optimizer, session.total_steps, previous)
         reports.on_message(Message("info", "schedule", length))
         reports.on_start(_started(session, progress, launch, control))
-        if launch.initial is not None:
-            _write_pre_step_validation(session, launch.initial, control)
+        if transfer is not None:
+            _write_pre_step_validation(session, transfer, control)
 
     with stop_on_signals(control) as interrupt:
         measured = None if profile is None else RunProfile(session, progress.step + 1, profile)
@@ -214,10 +216,18 @@ def _started(session: Session, progress: Progress, launch: Launch, control: Cont
     )
 
 
+def _borrow(parts: Parts, transfer: Transfer | None, told: Told) -> TransferReport | None:
+    """Put borrowed weights into the model, and say what became of each."""
+    if transfer is None:
+        return None
+    report = transfer.load(parts.model)
+    for line in report.lines():
+        told.on_message(Message("info", "transfer", line))
+    return report
+
+
 def _load_weights(parts: Parts, launch: Launch) -> Progress:
     """Put the checkpoint's weights and moments where they belong; where the run stands."""
-    if launch.initial is not None:
-        load_model_tensors(parts.model, launch.initial.parts["model"], cast=True)
     if launch.checkpoint is None:
         return Progress()
     load_model_tensors(parts.model, launch.checkpoint.parts["model"])
@@ -271,23 +281,14 @@ def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> Tr
     return TrainResult(run, step, reason, loss, validation, 0, parts.model, tokenizer, finished=True)
 
 
-def _fill(session: Session, launch: Launch) -> None:
+def _fill(session: Session, report: TransferReport | None) -> None:
     """What a new run has from its first instant: its records, and the weights it borrowed."""
     _write_records(session)
-    if launch.initial is not None:
+    if report is not None:
+        write_json_atomically(session.run.path / TRANSFER, report.to_json())
         start = Progress().to_json(session.total_steps)
         save_checkpoint(session.run.checkpoints, 0, session.tensors(), start)
         write_pointer(session.run.checkpoints, "latest", 0)
-
-
-def _refuse_other_vocabulary(lender: RunDirectory, tokenizer: Tokenizer) -> None:
-    """Raises CheckpointError when borrowed weights were trained with another tokenizer than the new run's."""
-    different = differences(own_tokenizer(lender), tokenizer)
-    if different is not None:
-        raise CheckpointError(
-            f"the weights of {lender.name} belong to another tokenizer: {different}; use its own, with "
-            f"dataset.tokenizer.vocab_path or the same [dataset.tokenizer]"
-        )
 
 
 def _write_records(session: Session) -> None:
@@ -323,19 +324,11 @@ def _write_records(session: Session) -> None:
     session.run.write_records(session.configured, dataset.tokenizer, record)
 
 
-def _write_pre_step_validation(session: Session, initial: Checkpoint, control: Control) -> None:
+def _write_pre_step_validation(session: Session, transfer: Transfer, control: Control) -> None:
     """What the borrowed weights are worth before the first step."""
     split, batches = session.dataset.validation, session.config.training.validation_batches
     if split is None:
         return
     measured = session.validate(split, batches, lambda: control.stop_requested)
-    if not measured.complete:
-        return
-    record = {
-        "split": "val",
-        "mean_loss": measured.loss,
-        "tokens": measured.targets,
-        "init_checkpoint_path": str(initial.path),
-        "init_checkpoint_step": initial.step,
-    }
-    write_json_atomically(session.run.path / "pre_step_validation.json", record)
+    if measured.complete:
+        write_json_atomically(session.run.path / PRE_STEP, pre_step_record(transfer, measured))

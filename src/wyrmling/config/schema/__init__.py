@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from .base import Kinds, Table, Variant
 from .dataset import DATASETS, DatasetConfig, DatasetOptions, PackageTextDataset
 from .generation import ContextStrategy, Generation
+from .init_transfer import InitTransfer
 from .initialization import Initialization
 from .mamba import Mamba
 from .model import FanoutSchedule, Model, Normalization, SequenceKernel
@@ -106,6 +107,7 @@ __all__ = [
     "EarlyStopping",
     "FanoutSchedule",
     "Generation",
+    "InitTransfer",
     "Initialization",
     "LearningRateSchedule",
     "Mamba",

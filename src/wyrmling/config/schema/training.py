@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Table
 from .continual import ContinualBackprop
+from .init_transfer import InitTransfer
 from .model import Kernel
 from .scales import ModuleScales
 
@@ -109,6 +110,9 @@ class Training(Table):
     )
     init_checkpoint_step: CountingInt | None = Field(
         default=None, description="The step of init_checkpoint_path; unset: its newest good checkpoint."
+    )
+    init_transfer: InitTransfer = Field(
+        default_factory=InitTransfer, description="What the new run takes from init_checkpoint_path."
     )
     sample_interval_iters: PositiveInt | None = Field(
         default=None, description="Optimizer steps between printed samples; unset: one sample at the end."

@@ -34,6 +34,8 @@ class Tokenizer(ABC):
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Tokenizer]]] = {}
+    names_are_texts: ClassVar[bool] = True
+    """Whether a token of the same name means the same in every vocabulary of this kind."""
 
     vocab_size: int
     bos_id: int | None = None
@@ -86,6 +88,10 @@ class Tokenizer(ABC):
         """Bytes of (normalized) text that each id stands for, int64 [vocab_size], 0 for special tokens;
         None when that does not follow from the id alone.
         """
+
+    def token_texts(self) -> list[bytes] | None:
+        """The bytes that each id stands for, none for special tokens; None where they depend on its neighbours."""
+        return None
 
     @abstractmethod
     def tokens(self) -> list[str]:

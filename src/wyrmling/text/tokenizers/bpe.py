@@ -196,6 +196,9 @@ class BpeTokenizer(Tokenizer):
             return None
         return np.array([len(text) for text in self._byte_level.texts], dtype=np.int64)
 
+    def token_texts(self) -> list[bytes] | None:
+        return None if self._byte_level is None else list(self._byte_level.texts)
+
     def tokens(self) -> list[str]:
         return list(self._names)
 

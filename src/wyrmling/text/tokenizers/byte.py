@@ -55,6 +55,9 @@ class ByteTokenizer(Tokenizer):
     def byte_lengths(self) -> np.ndarray:
         return (np.arange(self.vocab_size) < 256).astype(np.int64)
 
+    def token_texts(self) -> list[bytes]:
+        return [bytes([token]) if token < 256 else b"" for token in range(self.vocab_size)]
+
     def tokens(self) -> list[str]:
         names = [f"<0x{byte:02X}>" for byte in range(256)]
         return [*names, *_SPECIAL] if self.vocab_size > 256 else names

@@ -109,6 +109,10 @@ class CharTokenizer(Tokenizer):
             return None
         return np.array([len(character.encode("utf-8")) for character in self.characters], dtype=np.int64)
 
+    def token_texts(self) -> list[bytes]:
+        unknown = [b""] if self.unk_id is not None else []
+        return unknown + [character.encode("utf-8") for character in self.characters]
+
     def tokens(self) -> list[str]:
         return list(self._names)
 

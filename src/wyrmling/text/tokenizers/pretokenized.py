@@ -25,6 +25,7 @@ class PretokenizedTokenizer(Tokenizer):
     """
 
     kind = "pretokenized"
+    names_are_texts = False  # ids: what they mean, only their maker knows
 
     def __init__(
         self,

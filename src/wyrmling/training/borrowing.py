@@ -1,0 +1,58 @@
+"""Weights that a new run begins with: whose they are, whether they fit, what became of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..checkpoint.transfer import Lender, Transfer, plan_transfer
+from ..config import Config
+from ..runs import find_run
+from ..text.tokenizers import Tokenizer
+from .evaluation import Evaluation
+from .launch import Launch
+from .loading import own_tokenizer
+
+TRANSFER = "transfer.json"
+PRE_STEP = "pre_step_validation.json"
+
+
+def plan_borrowing(launch: Launch, config: Config, tokenizer: Tokenizer) -> Transfer | None:
+    """The warm start that a launch asks for; None without one.
+
+    Raises:
+        CheckpointError: the weights cannot serve this configuration and tokenizer.
+    """
+    if launch.initial is None:
+        return None
+    return plan_transfer(
+        _lender(launch.initial),
+        None if launch.interface is None else _lender(launch.interface),
+        config.effective_model,
+        tokenizer,
+        config.training.init_transfer,
+        seed=config.training.seed,
+    )
+
+
+def pre_step_record(transfer: Transfer, measured: Evaluation) -> dict[str, Any]:
+    """What the borrowed weights are worth before the first step, as `pre_step_validation.json` holds it."""
+    return {
+        "split": "val",
+        "mean_loss": measured.loss,
+        "tokens": measured.targets,
+        **transfer.sources(),
+        "init_transfer": transfer.options.model_dump(mode="json"),
+    }
+
+
+def _lender(checkpoint: Checkpoint) -> Lender:
+    run = find_run(checkpoint.path)
+    return Lender(
+        name=run.name,
+        config=run.training_config().effective_model,
+        tokenizer=own_tokenizer(run),
+        tensors=checkpoint.parts["model"],
+        path=checkpoint.path,
+        step=checkpoint.step,
+    )
