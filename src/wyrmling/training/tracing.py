@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class Tracer:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self._device.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
+            # its library announces beginning and end on standard error otherwise
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
             self._profiler = torch.profiler.profile(activities=activities)
             self._profiler.start()
 
