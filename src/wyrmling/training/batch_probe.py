@@ -2,8 +2,8 @@
 
 It is started as `python -m wyrmling.training.batch_probe`, reads one JSON object from standard input, and writes one
 line of JSON. What it computes is a training step with everything that needs memory: weights, gradients, moments,
-carried states, and as many micro-batches as gradients have to be kept over. The tokens are drawn at random, since
-memory does not depend on what they are.
+carried states, what continual backprop watches, and as many micro-batches as gradients have to be kept over. The tokens
+are drawn at random, since memory does not depend on what they are.
 
 On Linux a probe on the CPU gives itself a limit of address space somewhat above the target, and asks to be the first
 to go where the machine runs out of memory: it ends instead of something else. Elsewhere its peak is all there is.
@@ -25,6 +25,7 @@ from ..config.rules import resolve_gradient_accumulation
 from ..data.batches import Batch
 from ..errors import UserError
 from ..model import Geometry
+from ..optim.continual import Activity
 from ..watch.device_memory import DeviceMemory
 from ..watch.memory import current_memory
 from ..watch.profile import StageProfile
@@ -92,6 +93,7 @@ def _measure(
     groups = accumulation if carried else min(accumulation, 2)
     batches = _batches(config, geometry.vocab_size, groups)
     streams = Streams(groups, training.batch_size) if carried else None
+    watched = Activity(geometry.heads, geometry.neurons) if training.continual_backprop.enabled else None
     profile, rules = _Watched(memory), StepRules.of(config, learner.scales)
     for step in range(1, request["steps"] + 2):
         optimizer_step(
@@ -104,6 +106,7 @@ def _measure(
             rules=rules,
             profile=profile,
             streams=streams,
+            activity=watched,
         )
         if step == 1:  # moments are made and kernels prepared by the first one
             profile.restart()
