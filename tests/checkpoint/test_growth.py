@@ -94,6 +94,17 @@ def test_a_narrow_layer_finds_all_copies_of_its_own_neurons(base: int) -> None:
     assert_the_same(old, new, growth)
 
 
+def test_new_heads_leave_narrow_layers_as_narrow_as_they_were() -> None:
+    """The schedule counts over all heads: with more of them it has to name more."""
+    old = dragon(2, 24, latent_fanout_schedule=TWO_WIDTHS)
+    new, growth = grown(old, 4, 24, latent_fanout_schedule=TWO_WIDTHS | {"base_latent_total": 32})
+    assert_the_same(old, new, growth)
+    with pytest.raises(
+        CheckpointError, match=r"layers of 8, 8, 24 neurons per head, this configuration of 4, 4, 24: "
+    ):
+        grown(old, 4, 24)
+
+
 def test_growing_again_and_again_stays_exact_and_is_the_same_each_time() -> None:
     """N -> 2 N -> 3 N: a third of the old pairs' copies split again, the same ones whenever it is done."""
     old = dragon(2, 16)

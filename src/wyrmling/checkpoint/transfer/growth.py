@@ -73,6 +73,8 @@ class Growth:
                 f"{neurons[1]}: both can be added, neither taken away{least}"
             )
         if neurons[0] == neurons[1]:
+            if heads[0] != heads[1]:
+                _segments(old, new, name)
             everyone = torch.arange(neurons[0])
             return Growth(heads, neurons, everyone, torch.ones_like(everyone), 0.5)
         power, together = _rule(old, new, name)
@@ -221,7 +223,7 @@ def _segments(old: ModelConfig, new: ModelConfig, name: str) -> list[tuple[int, 
     if not alike or any(after < before for before, after in zip(*bands, strict=True)):
         raise CheckpointError(
             f"{name} has layers of {_listed(widths[0])} neurons per head, this configuration of {_listed(widths[1])}: "
-            "neurons split exactly only where narrow layers stay narrow and none of them loses neurons; change "
+            "a model grows exactly only where narrow layers stay narrow and none of them loses neurons; change "
             "model.latent_fanout_schedule"
         )
     return list(zip(*bands, strict=True))
