@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -84,12 +84,12 @@ def test_the_contribution_is_activity_times_weights_out_over_weights_in() -> Non
     activity = torch.rand(heads, neurons, dtype=torch.float64)
     with torch.no_grad():
         model.encoder[1, :, 3] = model.encoder_v[1, :, 3] = 0
-    found = contribution(activity, model, 0.5)
+    found = contribution(activity, model, 1e-3)
     for h in range(heads):
         for n in range(neurons):
             into = float((model.encoder[h, :, n].abs().sum() + model.encoder_v[h, :, n].abs().sum()).detach())
             out = float(model.decoder[h * neurons + n].detach().abs().sum())
-            expected = float(activity[h, n]) * out / max(0.5, into)
+            expected = float(activity[h, n]) * out / max(1e-3, into)
             assert float(found[h, n]) == pytest.approx(expected, rel=1e-12)
 
 
@@ -189,6 +189,7 @@ def test_narrow_layers_count_for_the_neurons_that_they_have() -> None:
 
 
 @settings(max_examples=12)
+@example(rate=0.2, maturity=1, sample=5, interval=1)
 @given(
     rate=st.floats(0, 0.2),
     maturity=st.integers(1, 12),
