@@ -37,7 +37,6 @@ NOT_YET = "is not in this version yet"
 NOT_BUILT = "is not built"
 
 REFUSED_KEYS = {
-    "training.gdpo": NOT_BUILT,
     "optimizer.muon.target_modules": f"{NOT_BUILT}: matrices are found by their role",
     "parallel.data": NOT_YET,
     "parallel.fsdp": NOT_YET,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .autotune_rules import autotune_rules
 from .fanout import layer_totals, schedule_totals
+from .gdpo_rules import gdpo_rules
 from .layout_rules import layout_rules
 from .memory_rules import chunk_rules, memory_rules
 from .optimizer_rules import broken_optimizer_rules
@@ -39,6 +40,7 @@ def check(config: Config) -> None:
         *_training(config.training),
         *chunk_rules(config.training),
         *scale_rules(config.training),
+        *gdpo_rules(config.training),
         *_launch(config.training),
         *transfer_rules(config),
         *_optimizer(config),

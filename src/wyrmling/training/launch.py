@@ -93,6 +93,15 @@ class Launch:
     interface: Checkpoint | None = None
 
 
+def refuse_rewards(config: Config) -> None:
+    """Raises ConfigError when a configuration asks for learning from rewards: a run on text has none."""
+    if config.training.gdpo.enabled:
+        raise ConfigError(
+            "training.gdpo.enabled is true, but a run on text has no rewards to learn from: use "
+            "wyrmling.training.gdpo in a program of your own (docs/gdpo.md), or set training.gdpo.enabled = false"
+        )
+
+
 def resumed_run(config: Config, tell: Callable[[Message], None]) -> RunDirectory | None:
     """The run that goes on; None when a new one begins.
 

@@ -27,7 +27,7 @@ from ..watch.jsonl import EventLog
 from .autotune import REPORT, tune
 from .borrowing import PRE_STEP, TRANSFER, plan_borrowing, pre_step_record
 from .fingerprints import fingerprint_lines
-from .launch import Launch, resolve_launch, resumed_run, with_own_launch
+from .launch import Launch, refuse_rewards, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
 from .loop import LoopEnd, TrainingLoop
 from .profiling import PROFILE, Mode, RunProfile
@@ -100,6 +100,7 @@ def train(
         DivergedError, StorageError: what can go wrong on the way; the last good checkpoint stays.
     """
     config = config or load_config()
+    refuse_rewards(config)
     told = Told(callbacks)
     with contextlib.ExitStack() as held:
         run = resumed_run(config, told.on_message)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from .base import CountingInt, FilePath, NonNegativeFloat, PositiveInt, Table
 from .continual import ContinualBackprop
+from .gdpo import Gdpo
 from .init_transfer import InitTransfer
 from .model import Kernel
 from .scales import ModuleScales
@@ -98,6 +99,7 @@ class Training(Table):
     module_lr_scales: ModuleScales = Field(
         default=(), description="Parts of the model that learn faster or slower than the rest."
     )
+    gdpo: Gdpo = Field(default_factory=Gdpo, description="Learning from rewards, see [GDPO](gdpo.md).")
     launch_mode: LaunchMode = Field(default="fresh", description="Where the run starts from.")
     resume_run_dir: FilePath | None = Field(
         default=None, description="The run to go on with (resume_exact_run)."
