@@ -103,3 +103,31 @@ def test_a_mistake_is_named_with_its_place(
 def test_one_table_instead_of_a_list_is_refused(write: Write, refusal: Refusal) -> None:
     path = write("a.toml", f'[{KEY}]\ntarget = "embedding"\nscale = 0.5\n')
     assert refusal(path) == f"a.toml:1: {KEY} must be a list, got a table"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f'{KEY} = [{{target = "shared_lowrank_decay", scale = 0}}]', f"{KEY}.0.scale"),
+        (
+            f'{KEY} = [{{target = "shared_lowrank_encoder", scale = 1, schedule = {{final_scale = 0}}}}]',
+            f"{KEY}.0.schedule.final_scale",
+        ),
+        (
+            'training.launch_mode = "init_from_checkpoint"\ntraining.init_checkpoint_path = "x"\n'
+            "training.init_transfer = {backbone_grad_scale = 0, backbone_grad_scale_steps = 9}",
+            "training.init_transfer.backbone_grad_scale",
+        ),
+    ],
+)
+def test_neurons_that_are_replaced_are_not_frozen(
+    write: Write, refusal: Refusal, text: str, key: str
+) -> None:
+    load_config(write("a.toml", f"{text}\n"))
+    message = refusal(write("b.toml", f"{text}\ntraining.continual_backprop.enabled = true\n"))
+    assert f": {key} = 0 cannot be combined with training.continual_backprop.enabled = true" in message
+
+
+def test_other_parts_may_be_frozen_while_neurons_are_replaced(write: Write) -> None:
+    text = f'{KEY} = [{{target = "embedding", scale = 0}}]\ntraining.continual_backprop.enabled = true\n'
+    assert load_config(write("a.toml", text)).training.module_lr_scales[0].scale == 0

@@ -8,11 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agreement import build
+from wyrmling.config.schema.init_transfer import InitTransfer
 from wyrmling.config.schema.optimizer import Optimizer
 from wyrmling.config.schema.scales import ModuleScale
 from wyrmling.errors import ConfigError
 from wyrmling.model import Model
-from wyrmling.optim import Scale, Scales, build_optimizer, module_scales, scale_and_clip, set_rates, target_of
+from wyrmling.optim import (
+    Scale,
+    Scales,
+    backbone_scale,
+    build_optimizer,
+    module_scales,
+    scale_and_clip,
+    set_rates,
+    target_of,
+)
 
 Stepped = tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]
 MAMBA = {"headdim": 4, "d_state": 4}
@@ -177,3 +187,34 @@ def test_a_target_that_covers_nothing_is_refused_with_what_there_is() -> None:
         'training.module_lr_scales.0.target = "mamba" covers no parameter of this model; it has embedding, '
         "output_head, shared_lowrank_decoder, shared_lowrank_encoder"
     )
+
+
+def test_the_backbone_is_what_was_transferred() -> None:
+    model = build("rope", sequence_kernel="rwkv8", normalization={"affine": True})
+    everything = {name for name, _ in model.named_parameters()}
+    steps = {"backbone_grad_scale": 0.0, "backbone_grad_scale_steps": 3}
+    (plain,) = backbone_scale(InitTransfer(**steps), everything)
+    assert plain.names == everything - {"embedding.weight", "lm_head"}
+    assert [plain.at(step) for step in (1, 3, 4, 9)] == [0, 0, 1, 1]
+    fresh = InitTransfer(**steps, preserve_fresh_norm=True, preserve_fresh_decoder=True)
+    (scale,) = backbone_scale(fresh, everything)
+    assert scale.names == {"encoder", "encoder_v", "memory.time_decay"}
+    assert backbone_scale(InitTransfer(), everything) == []
+
+
+def test_a_frozen_backbone_has_no_gradient_and_the_surfaces_keep_theirs() -> None:
+    """The described test; and a backbone that is held back a little is so for its steps alone."""
+    for factor in (0.0, 0.25):
+        table = InitTransfer(backbone_grad_scale=factor, backbone_grad_scale_steps=1)
+        for step in (1, 2):
+            model, twin = with_gradients(), with_gradients()
+            held = Scales(backbone_scale(table, [name for name, _ in model.named_parameters()]))
+            held.scale_gradients(model.named_parameters(), step)
+            for name, parameter in model.named_parameters():
+                whole = twin.get_parameter(name).grad
+                assert float(whole.norm()) > 0
+                surface = name in ("embedding.weight", "lm_head")
+                if factor == 0 and step == 1 and not surface:
+                    assert parameter.grad is None, name
+                else:
+                    assert torch.equal(parameter.grad, whole * (1 if surface or step == 2 else factor)), name

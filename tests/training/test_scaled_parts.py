@@ -10,7 +10,7 @@ import torch
 
 import wyrmling
 from wyrmling import Callback, Config
-from wyrmling.checkpoint import checkpoint_path
+from wyrmling.checkpoint import checkpoint_path, read_checkpoint
 from wyrmling.config import with_overrides
 from wyrmling.errors import CheckpointError, ConfigError
 from wyrmling.model import Model
@@ -43,6 +43,10 @@ def resumed(config: Config, run: Path, *overrides: str) -> Config:
 def files(run: Path, step: int) -> dict[str, bytes]:
     folder = checkpoint_path(run / "checkpoint", step)
     return {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+
+
+def model_of(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return read_checkpoint(checkpoint_path(run / "checkpoint", step), ["model"]).parts["model"]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -84,3 +88,28 @@ def test_other_factors_are_another_run(tiny_config: Make) -> None:
     done = wyrmling.train(config, callbacks=[StopAt(2)])
     with pytest.raises(CheckpointError, match=r"training\.module_lr_scales: .* -> "):
         wyrmling.train(resumed(config, done.run.path, "training.module_lr_scales.0.scale=0.5"))
+
+
+@pytest.mark.parametrize("stop", [3, 7])
+def test_a_backbone_is_frozen_for_its_steps_and_over_a_resume(tiny_config: Make, stop: int) -> None:
+    """Its weights do not change by a bit while embedding and head learn; then everything does."""
+    lender = wyrmling.train(tiny_config("training.max_iters=4"))
+    config = tiny_config(
+        "training.launch_mode=init_from_checkpoint",
+        f'training.init_checkpoint_path="{lender.run.path.as_posix()}"',
+        "training.init_transfer.backbone_grad_scale=0",
+        "training.init_transfer.backbone_grad_scale_steps=5",
+        "training.checkpoint_interval_iters=5",
+        "training.checkpoint_keep=9",
+    )
+    straight = wyrmling.train(config)
+    start, held, end = (model_of(straight.run.path, step) for step in (0, 5, 10))
+    assert {name for name in start if not torch.equal(start[name], held[name])} == {
+        "embedding.weight",
+        "lm_head",
+    }
+    trained = {name for name, _ in straight.model.named_parameters()}
+    assert {name for name in start if not torch.equal(held[name], end[name])} == trained
+    first = wyrmling.train(config, callbacks=[StopAt(stop)])
+    again = wyrmling.train(resumed(config, first.run.path, "training.init_checkpoint_path=none"))
+    assert files(again.run.path, 12) == files(straight.run.path, 12)

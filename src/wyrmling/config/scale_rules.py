@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from .schema import Training
 
 SCALES = "training.module_lr_scales"
+NEURONS = ("shared_lowrank_encoder", "shared_lowrank_decoder", "shared_lowrank_decay")
 
 
 def scale_rules(training: Training) -> Iterator[Problem]:
-    """Each part once, and no line that ends before it starts."""
+    """Each part once, no line that ends before it starts, and nothing frozen that is replaced."""
     seen: dict[str, int] = {}
     for index, table in enumerate(training.module_lr_scales):
         key = f"{SCALES}.{index}"
@@ -32,3 +33,22 @@ def scale_rules(training: Training) -> Iterator[Problem]:
                 f"({line.end_fraction:g} < {line.start_fraction:g})",
                 (f"{key}.schedule.end_fraction", f"{key}.schedule.start_fraction"),
             )
+    if training.continual_backprop.enabled:
+        other = "training.continual_backprop.enabled"
+        for key in _frozen_neurons(training):
+            yield Problem(
+                f"{key} = 0 cannot be combined with {other} = true: the neurons that it replaces would be frozen",
+                (key, other),
+            )
+
+
+def _frozen_neurons(training: Training) -> Iterator[str]:
+    """The keys that freeze weights of neurons, at least for some steps."""
+    for index, table in enumerate(training.module_lr_scales):
+        if table.target in NEURONS:
+            if table.scale == 0:
+                yield f"{SCALES}.{index}.scale"
+            if table.schedule is not None and table.schedule.final_scale == 0:
+                yield f"{SCALES}.{index}.schedule.final_scale"
+    if training.init_transfer.backbone_grad_scale == 0:
+        yield "training.init_transfer.backbone_grad_scale"

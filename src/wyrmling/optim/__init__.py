@@ -7,7 +7,7 @@ from .gradients import Limits, first_nonfinite, global_norm, limits, scale_and_c
 from .groups import DECAYED_ROLES, ParameterGroup, parameter_groups, summarize
 from .muon import Muon, MuonSettings
 from .newton_schulz import orthogonalize
-from .scales import Scale, Scales, module_scales, target_of
+from .scales import Scale, Scales, backbone_scale, module_scales, target_of
 from .schedules import (
     Constant,
     Cosine,
@@ -40,6 +40,7 @@ __all__ = [
     "Step",
     "TwoStage",
     "WeightDecay",
+    "backbone_scale",
     "build_optimizer",
     "build_schedule",
     "build_weight_decay",

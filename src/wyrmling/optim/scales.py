@@ -29,6 +29,7 @@ import torch
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from ..config.schema.init_transfer import InitTransfer
     from ..config.schema.scales import ModuleScale
 
 Mode = Literal["learning_rate", "gradient"]
@@ -161,3 +162,21 @@ def module_scales(tables: Sequence[ModuleScale], names: Iterable[str], total_ste
         start, end = (math.floor(last * part + 0.5) for part in (line.start_fraction, line.end_fraction))
         found.append(Scale(table.target, members, table.mode, table.scale, line.final_scale, start, end))
     return found
+
+
+def backbone_scale(table: InitTransfer, names: Iterable[str]) -> list[Scale]:
+    """What `backbone_grad_scale` asks for: a factor on what was transferred, in the first steps of a run.
+
+    The backbone is everything but embedding and head, and but the norm and the decoder where they are fresh.
+
+    Args:
+        names: of the model's parameters.
+    """
+    factor, steps = table.backbone_grad_scale, table.backbone_grad_scale_steps
+    if factor is None or steps is None:
+        return []
+    fresh = {"embedding", "output_head"}
+    fresh |= {"normalization"} if table.preserve_fresh_norm else set()
+    fresh |= {"shared_lowrank_decoder"} if table.preserve_fresh_decoder else set()
+    members = frozenset(name for name in names if target_of(name) not in fresh)
+    return [Scale("backbone", members, "gradient", factor, 1.0, steps - 1, steps - 1)]

@@ -21,6 +21,7 @@ from ..optim import (
     Scales,
     Schedule,
     WeightDecay,
+    backbone_scale,
     build_optimizer,
     build_schedule,
     build_weight_decay,
@@ -316,13 +317,21 @@ def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:
 def _scales(config: Config, model: Model, total_steps: int) -> Scales:
     """The parts of the model that learn at a rate of their own, or not at all."""
     names = [name for name, _ in model.named_parameters()]
-    return Scales(module_scales(config.training.module_lr_scales, names, total_steps))
+    training = config.training
+    parts = module_scales(training.module_lr_scales, names, total_steps)
+    return Scales([*parts, *backbone_scale(training.init_transfer, names)])
 
 
 def _scaled(scales: Scales) -> tuple[Choice, ...]:
     if not scales:
         return ()
-    return (Choice("parts of the model", scales.describe(), "asked for by training.module_lr_scales"),)
+    return (
+        Choice(
+            "parts of the model",
+            scales.describe(),
+            "asked for in [training]",
+        ),
+    )
 
 
 def vocabulary_of(config: Config, dataset: Dataset) -> int:
