@@ -43,7 +43,7 @@ def test_a_value_that_is_not_there_is_refused_in_one_line(
     "text",
     [
         "training.tbptt_persist_across_steps = false",
-        "training.gdpo = {enabled = false, group_size = 4}",
+        "model.quant = {enabled = false, bits = 4}",
         "training.module_lr_scales = []",
         "training.init_transfer = {}",
         'training.sequence_kernel_override = "none"',

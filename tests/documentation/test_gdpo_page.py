@@ -18,8 +18,9 @@ def test_the_block_on_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.match(r"\(2, 6\) -?0\.0 True\n", capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_the_example_raises_its_reward(capsys: pytest.CaptureFixture[str]) -> None:
     example = runpy.run_path(str(ROOT / "examples" / "gdpo_brackets.py"))
-    before, after = example["main"](text_steps=300, steps=30)
-    assert after > before + 0.2
+    before, after = example["main"]()
+    assert after > before + 0.4
     assert f"after: {after:.0%} right" in capsys.readouterr().out

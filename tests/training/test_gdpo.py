@@ -194,6 +194,28 @@ def test_log_probabilities_are_those_with_which_tokens_were_drawn() -> None:
     assert model.encoder.grad is not None
 
 
+def test_a_model_learns_what_is_rewarded() -> None:
+    """Token 7 as often as possible, and at least once: from a chance of 1 in 13 to most tokens."""
+    model = build("rope")
+    settings = gdpo(group_size=8)
+    update = torch.optim.AdamW(model.parameters(), lr=0.02, weight_decay=0.0)
+    shares, running = [], None
+    for step in range(25):
+        rollouts = draw_rollouts(
+            model, [[1], [2, 3]], 8, GenerationSettings(max_tokens=4, seed=step), vocab_size=13
+        )
+        easy = torch.tensor([[ids.count(7) / 4 for ids in group] for group in rollouts.continuations])
+        gains, running = advantages((easy > 0).double(), easy, settings, running)
+        old = log_probabilities(model, rollouts).detach()
+        for _ in range(2):
+            update.zero_grad()
+            policy_loss(log_probabilities(model, rollouts), old, gains).backward()
+            update.step()
+        shares.append(float(easy.mean()))
+    assert sum(shares[:3]) / 3 < 0.25
+    assert sum(shares[-3:]) / 3 > 0.75
+
+
 @pytest.mark.parametrize("changed", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.9}, {"window": 8}])
 def test_rollouts_from_other_probabilities_are_refused(changed: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="leave temperature at 1"):
