@@ -20,7 +20,7 @@ def runtime_chunk(
 
     min(64, T), halved (rounding up) until 4 (3 B H C N D + 2 B H C N) bytes fit `scratch_bytes`: the rule of the
     described system, whose kernels hold that much for a chunk of C tokens. This package needs far less; the rule
-    is kept so that the number means the same.
+    is kept so that the number means the same. Rows and heads are those that are taken at a time.
 
     Args:
         override: wins over the rule, as min(override, T).

@@ -32,6 +32,13 @@ def cuts(length: int, chunk: int) -> list[slice]:
     return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
+def at_once(heads: int, rows: int, numbers: int, device: torch.device) -> tuple[int, int]:
+    """How many heads and rows are taken at a time, of `numbers` numbers each: some on a CPU, else all."""
+    room = max(1, SLAB // numbers) if device.type == "cpu" else heads * rows
+    step = min(heads, max(1, room // rows))
+    return step, rows if step > 1 else min(rows, room)
+
+
 class Cut:
     """How a call is cut.
 
@@ -46,9 +53,7 @@ class Cut:
         heads, rows, length, width = shape
         self.tokens = cuts(length, chunk)
         self.block = padded(min(chunk, length))
-        at_once = SLAB // (width * self.block) if device.type == "cpu" else heads * rows
-        step = min(heads, max(1, at_once // rows))
-        some_rows = rows if step > 1 else min(rows, max(1, at_once))
+        step, some_rows = at_once(heads, rows, width * self.block, device)
         self.heads = [slice(head, head + step) for head in range(0, heads, step)]
         self.rows = [slice(row, row + some_rows) for row in range(0, rows, some_rows)]
 

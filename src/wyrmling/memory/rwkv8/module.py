@@ -13,6 +13,8 @@ from ..base import Memory, MemoryState, reset_rows, sums_dtype
 from ..choose import FormChoice
 from . import chunked, naive
 from .chunking import FIRST, SCRATCH_BYTES, runtime_chunk
+from .forward import at_once
+from .halving import padded
 from .workspace import Workspace
 
 EXECUTORS = ("auto", "reference", "naive")
@@ -55,16 +57,18 @@ class Rwkv8(Memory):
         )
 
     def runtime_chunk(self, rows: int, length: int, neurons: int | None = None) -> int:
-        """Tokens per chunk of a call with rows x length tokens.
+        """Tokens per chunk of a call with rows x length tokens; only heads and rows that are taken at a time count.
 
         Raises:
             ValueError: `chunk_override` is not positive.
         """
+        neurons = neurons or self.neurons
+        heads, rows = at_once(self.heads, rows, neurons * padded(min(FIRST, length)), self.time_decay.device)
         return runtime_chunk(
             rows,
-            self.heads,
+            heads,
             length,
-            neurons or self.neurons,
+            neurons,
             self.width,
             override=self.chunk_override,
             scratch_bytes=self.scratch_bytes,
