@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import record
+from .carried import carried
 from .conditions import conditions, sentence
 from .decoding import LENGTHS, decoding, drifting
 from .memories import memories
@@ -70,6 +71,7 @@ SECTIONS = {
     "long memory": Section(lambda options: memory(LONG), usual=False),
     "yardstick": Section(lambda options: yardstick(options.text, options.seeds, options.set), usual=False),
     "memories": Section(lambda options: memories(options.text, options.seeds, options.set), usual=False),
+    "carried": Section(lambda options: carried(options.text, options.seeds, options.set), usual=False),
 }
 
 

@@ -105,8 +105,8 @@ def small_gpt(data: list[str], seed: int, *, low: bool) -> Outcome:
     )
 
 
-def trained(recipe: str, folder: Path, extra: list[str], seed: int) -> Trained:
-    """Train one of our recipes in a process of its own, and score it."""
+def trained(recipe: str, folder: Path, extra: list[str], seed: int, who: str | None = None) -> Trained:
+    """Train one of our recipes in a process of its own, and score it; `who` is what a table calls it."""
     name = f"{recipe}-{seed}"
     settings = [*extra, f"training.seed={seed}", f"run_layout.name={name}"]
     settings += [f"runtime.threads={torch.get_num_threads()}", "training.sample_tokens=1"]
@@ -120,7 +120,7 @@ def trained(recipe: str, folder: Path, extra: list[str], seed: int) -> Trained:
     loaded = load_run(name, root=folder)
     training = loaded.config.training
     outcome = Outcome(
-        who=f"`{recipe}`",
+        who=who or f"`{recipe}`",
         seed=seed,
         parameters=loaded.model.parameter_count(),
         tokens=loaded.step * training.batch_size * training.block_size * training.gradient_accumulation_steps,
