@@ -21,7 +21,7 @@ from .yardstick import Outcome, row, text_settings, trained
 RECIPE = "shakespeare-carried"
 CARRIED, RESET = "state carried", "state reset"
 SETTINGS = {CARRIED: [], RESET: ["training.tbptt_persist_across_steps=false"]}
-PERIOD = 4096
+PERIOD, ROWS = 2048, 8  # forty stretches of the validation part: enough for an interval
 
 
 def carried(text: str | None, seeds: int, extra: list[str]) -> Report:
@@ -40,7 +40,7 @@ def carried(text: str | None, seeds: int, extra: list[str]) -> Report:
                 place = Path(folder, who.replace(" ", "-"))
                 run = trained(RECIPE, place, [*data, *settings, *extra], seed, who=who)
                 outcomes[who].append(run.outcome)
-                probes[who].append(probe(load_run(run.path.name, root=place), period=PERIOD))
+                probes[who].append(probe(load_run(run.path.name, root=place), period=PERIOD, rows=ROWS))
                 print(" | ".join(row(run.outcome)), flush=True)
     return _report(outcomes, probes)
 
