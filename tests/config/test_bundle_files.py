@@ -193,6 +193,7 @@ def test_a_stage_may_be_larger_than_the_one_it_begins_with_and_read_other_tokens
     settings = '["model.n_head=4", "model.latent_total=512", "dataset.tokenizer.type=char"]'
     _, two = load_bundle(write("b.toml", TWO + f'init_from = "one"\nset = {settings}')).stages
     assert two.config.model.neurons_per_head == 128
+    assert two.config.dataset.tokenizer.vocab_path is None  # the lender's are bytes
 
 
 def test_options_for_a_stage_that_is_not_there(write: Write) -> None:

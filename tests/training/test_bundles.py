@@ -278,6 +278,18 @@ def test_a_changed_interrupted_stage_is_refused_with_what_to_do(load: Load) -> N
     assert longer.steps == [("plays-long", step) for step in range(3, 8)]
 
 
+def test_a_stage_may_be_larger_and_goes_on_where_it_was_interrupted(load: Load) -> None:
+    bundle = load("long:model.latent_total=256", "long:training.init_transfer.norm_blend_alpha=1.0")
+    first = run_bundle(bundle, callbacks=[Watcher(("plays-long", 2))])
+    assert first.last is not None
+    assert not first.last.finished
+    assert list(run_bundle(bundle).runs) == ["short", "long"]
+    short, long = find_run("plays-short"), find_run("plays-long")
+    assert (long.record()["model_spec"]["parameter_count"]) > short.record()["model_spec"]["parameter_count"]
+    table = json.loads((long.path / "transfer.json").read_text(encoding="utf-8"))
+    assert table["growth"] == "64 -> 128 neurons per head (64 of 64 split)"
+
+
 def test_every_stage_is_checked_before_the_first_begins(load: Load, tmp_path: Path) -> None:
     for overrides, line in (
         (['long:dataset.path="gone.txt"'], r"plays\.toml: stage long: .*gone\.txt"),

@@ -36,7 +36,6 @@ from .paths import bundle_folder, run_folder
 from .reading import locate, read_layer
 from .schema import Config
 from .schema.base import UNSET, Table, Text, Texts
-from .schema.init_transfer import InitTransfer
 from .toml import toml_value
 from .tree import Node
 
@@ -91,7 +90,7 @@ class Stage:
     Attributes:
         config: complete; says where the run lies and what it is called. With `init_from` it names the run that lends
             the weights, but no step: which one that is shows when the lender has ended. A tokenizer that would be
-            learned from text is the lender's.
+            learned from text is the lender's, unless embedding and head may come from elsewhere.
         init_from: the earlier stage that lends its weights; None: none does.
         init_checkpoint: which of its checkpoints.
     """
@@ -285,10 +284,15 @@ def _launch(tree: Node, lender: Stage | None) -> list[str]:
 
 def _takes_tokens(config: Config, lender: Config) -> bool:
     """Whether a stage whose tokenizer would be made from its own text takes that of its lender instead."""
-    tokenizer, transfer = config.dataset.tokenizer, config.training.init_transfer
-    own = transfer.fresh_surfaces or transfer.interface_checkpoint_path is not None
+    tokenizer = config.dataset.tokenizer
     learns = getattr(tokenizer, "vocab_path", tokenizer) is None
-    return learns and not own and tokenizer.type == lender.dataset.tokenizer.type
+    return learns and not _other_surfaces(config) and tokenizer.type == lender.dataset.tokenizer.type
+
+
+def _other_surfaces(config: Config) -> bool:
+    """Whether embedding and head may come from elsewhere than the lender."""
+    transfer = config.training.init_transfer
+    return transfer.fresh_surfaces or transfer.interface_checkpoint_path is not None
 
 
 def _validates(config: Config) -> bool:
@@ -318,5 +322,5 @@ def _misfits(config: Config, lender: Config) -> Iterator[str]:
         if few < many:
             yield f"{what} {many} there and {few} here, and a model cannot shrink"
     kinds = (config.dataset.tokenizer.type, lender.dataset.tokenizer.type)
-    if "pretokenized" in kinds and kinds[0] != kinds[1] and config.training.init_transfer == InitTransfer():
+    if "pretokenized" in kinds and kinds[0] != kinds[1] and not _other_surfaces(config):
         yield f"dataset.tokenizer.type is {toml_value(kinds[1])} there and {toml_value(kinds[0])} here"
