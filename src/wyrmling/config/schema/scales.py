@@ -41,7 +41,7 @@ class ModuleScale(Table):
         description="What is multiplied; AdamW and Muon hardly notice a factor of the gradient.",
     )
     schedule: ScaleSchedule | None = Field(
-        default=None, description="How the factor moves; unset: not at all."
+        default=None, description="A line to another factor; without it the factor stays."
     )
 
 
