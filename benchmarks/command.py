@@ -13,6 +13,7 @@ from .decoding import LENGTHS, decoding, drifting
 from .memories import memories
 from .memory import FLAT_LENGTHS, flatness, memory
 from .record import Report
+from .single_tokens import single_tokens
 from .sizes import LONG, SHORT, default, small
 from .startup import startup
 from .training import training
@@ -71,6 +72,7 @@ SECTIONS = {
     "long memory": Section(lambda options: memory(LONG), usual=False),
     "yardstick": Section(lambda options: yardstick(options.text, options.seeds, options.set), usual=False),
     "memories": Section(lambda options: memories(options.text, options.seeds, options.set), usual=False),
+    "single tokens": Section(lambda options: single_tokens(options.rounds), usual=False),
     "carried": Section(lambda options: carried(options.text, options.seeds, options.set), usual=False),
 }
 
