@@ -46,7 +46,7 @@ def config_of(table: dict[str, Any], model: dict[str, Any] | None = None, **trai
         ({"fresh_top_heads": 5}, f"{TABLE}.fresh_top_heads must be <= model.n_head (5 > 4)"),
     ],
 )
-def test_a_contradiction_is_refused_with_its_keys(table: dict[str, Any], message: str) -> None:
+def test_every_rule_has_examples_that_break_it_alone(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         config_of(table)
     assert str(caught.value) == message

@@ -15,6 +15,7 @@ from .known import Shape, classes_of, shape_of
 from .messages import shown
 from .recipes import list_recipes
 from .refusals import REFUSED_KEYS, REFUSED_VALUES, RENAMED_KEYS
+from .rules import RULES
 from .schema import Config
 from .schema.base import LARGEST, UNSET, Kinds, Table, Variant
 from .schema.dataset import DatasetOptions
@@ -49,6 +50,7 @@ def config_page() -> str:
     lines.append("")
     for name, field in Config.model_fields.items():
         lines += _section(name, field)
+    lines += _rules()
     lines += _refused()
     return "\n".join(lines).rstrip() + "\n"
 
@@ -173,6 +175,20 @@ def _limits(metadata: Sequence[Any]) -> Iterator[str]:
                 yield f"< {limit}"
             case Le(le=limit):
                 yield f"<= {limit}"
+
+
+def _rules() -> Iterator[str]:
+    """The rules that tie keys together, by their names."""
+    yield "## Rules"
+    yield ""
+    yield "What keys must obey together. Every rule is checked whenever a configuration is made; a broken one is told"
+    yield "with its keys, and the file and line of the one that was written. Ranges of single keys stand above."
+    yield ""
+    yield "| rule | what must hold |"
+    yield "|---|---|"
+    for rule in RULES:
+        yield f"| `{rule.name}` | {rule.text} |"
+    yield ""
 
 
 def _refused() -> Iterator[str]:

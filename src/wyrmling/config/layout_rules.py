@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .problems import Problem
+from .rulebook import Rulebook
 
 if TYPE_CHECKING:
-    from .schema import RunLayout
+    from .schema import Config
 
+BOOK = Rulebook()
 FOLDERS = ("category", "bundle", "stage", "variant")
 """The keys that name folders, from the outermost to the innermost."""
 
@@ -34,15 +36,20 @@ def is_folder_name(name: str) -> bool:
     return plain and not device and name.lower() not in RESERVED_NAMES
 
 
-def layout_rules(layout: RunLayout) -> Iterator[Problem]:
-    """Every broken rule of `[run_layout]`."""
-    if layout.name in RESERVED_NAMES:
-        yield Problem(
-            f'run_layout.name must not be "{layout.name}", {RESERVED_NAMES[layout.name]}',
-            ("run_layout.name",),
-        )
+@BOOK.rule("a-run-has-its-own-name", "`run_layout.name` is none of the names that mean something else.")
+def _name(config: Config) -> Iterator[Problem]:
+    name = config.run_layout.name
+    if name in RESERVED_NAMES:
+        yield Problem(f'run_layout.name must not be "{name}", {RESERVED_NAMES[name]}', ("run_layout.name",))
+
+
+@BOOK.rule(
+    "folders-lie-below-the-runs",
+    f"`run_layout.category`, `bundle`, `stage` and `variant` are at most {DEEPEST} plain names with / between them.",
+)
+def _folders(config: Config) -> Iterator[Problem]:
     for key in FOLDERS:
-        value = getattr(layout, key)
+        value = getattr(config.run_layout, key)
         if value is None:
             continue
         parts = value.split("/")

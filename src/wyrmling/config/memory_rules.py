@@ -1,4 +1,4 @@
-"""Rules of the memories, and of the states that are carried through training."""
+"""Rules of the memories."""
 
 from __future__ import annotations
 
@@ -6,74 +6,87 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .problems import Problem, at_most
+from .rulebook import Rulebook
 
 if TYPE_CHECKING:
-    from .schema import Config, Mamba, Training
+    from .schema import Config, Mamba
+
+BOOK = Rulebook()
+TABLE = "model.mamba"
+_SIZES = (f"{TABLE}.headdim", f"{TABLE}.expand", "model.n_embd")
 
 
-def memory_rules(config: Config) -> Iterator[Problem]:
-    """What the memory in force can do, and the sizes of the Mamba memories."""
+def _mamba(config: Config) -> tuple[str, Mamba] | None:
+    """The Mamba memory in force and its sizes; None where it is another."""
     model = config.effective_model
-    kernel, mamba = model.sequence_kernel, model.mamba
-    if kernel.memory_system == "linear_attention":
-        return
+    memory = model.sequence_kernel.memory_system
+    return (memory, model.mamba) if memory in ("mamba2", "mamba3") else None
+
+
+@BOOK.rule(
+    "an-executor-fits-its-memory",
+    'The executors "fused" and "dense" need `memory_system = "linear_attention"`, in `model.sequence_kernel` and '
+    "`training.sequence_kernel_override`.",
+)
+def _executor(config: Config) -> Iterator[Problem]:
+    kernel = config.effective_model.sequence_kernel
     key = "model.sequence_kernel"
     if config.training.sequence_kernel_override is not None:
         key = "training.sequence_kernel_override"
-    if kernel.executor in ("fused", "dense"):
+    if kernel.memory_system != "linear_attention" and kernel.executor in ("fused", "dense"):
         yield Problem(
             f'{key}.executor = "{kernel.executor}" requires {key}.memory_system = "linear_attention" '
             f'(it is "{kernel.memory_system}"); leave the executor out',
             (f"{key}.executor", f"{key}.memory_system", key),
         )
-    if kernel.memory_system in ("mamba2", "mamba3"):
-        yield from _mamba(kernel.memory_system, mamba, model.n_embd)
 
 
-def _mamba(memory: str, mamba: Mamba, width: int) -> Iterator[Problem]:
-    inner, table = mamba.inner_width(width), "model.mamba"
-    sizes = (f"{table}.headdim", f"{table}.expand", "model.n_embd")
+@BOOK.rule(
+    "memory-heads-fit",
+    f"With a Mamba memory, `{TABLE}.expand` * `model.n_embd` is a multiple of `headdim`, and the heads that this makes "
+    "are a multiple of `ngroups`.",
+)
+def _heads(config: Config) -> Iterator[Problem]:
+    found = _mamba(config)
+    if found is None:
+        return
+    mamba, width = found[1], config.model.n_embd
+    inner = mamba.inner_width(width)
     if inner % mamba.head_width(width):
         yield Problem(
-            f"{table}.expand * model.n_embd must be divisible by {table}.headdim ({inner} and {mamba.headdim})",
-            sizes,
+            f"{TABLE}.expand * model.n_embd must be divisible by {TABLE}.headdim ({inner} and {mamba.headdim})",
+            _SIZES,
         )
     elif mamba.head_count(width) % mamba.ngroups:
         yield Problem(
-            f"the memory heads ({table}.expand * model.n_embd / {table}.headdim) must be divisible by "
-            f"{table}.ngroups ({mamba.head_count(width)} and {mamba.ngroups})",
-            (f"{table}.ngroups", *sizes),
+            f"the memory heads ({TABLE}.expand * model.n_embd / {TABLE}.headdim) must be divisible by "
+            f"{TABLE}.ngroups ({mamba.head_count(width)} and {mamba.ngroups})",
+            (f"{TABLE}.ngroups", *_SIZES),
         )
+
+
+@BOOK.rule(
+    "first-time-steps-fit",
+    f"With a Mamba memory, `{TABLE}.dt_min` is at most `dt_max`; with mamba2, `a_init_min` at most `a_init_max`.",
+)
+def _ranges(config: Config) -> Iterator[Problem]:
+    found = _mamba(config)
+    if found is None:
+        return
+    memory, mamba = found
     if mamba.dt_min > mamba.dt_max:
-        yield at_most(f"{table}.dt_min", f"{table}.dt_max", mamba.dt_min, mamba.dt_max)
+        yield at_most(f"{TABLE}.dt_min", f"{TABLE}.dt_max", mamba.dt_min, mamba.dt_max)
     if memory == "mamba2" and mamba.a_init_min > mamba.a_init_max:
-        yield at_most(f"{table}.a_init_min", f"{table}.a_init_max", mamba.a_init_min, mamba.a_init_max)
-    if memory == "mamba3" and mamba.rope_angles < 1:
+        yield at_most(f"{TABLE}.a_init_min", f"{TABLE}.a_init_max", mamba.a_init_min, mamba.a_init_max)
+
+
+@BOOK.rule("a-pair-to-rotate", f"With mamba3, `{TABLE}.d_state` * `rope_fraction` is at least 2.")
+def _rotation(config: Config) -> Iterator[Problem]:
+    found = _mamba(config)
+    if found is not None and found[0] == "mamba3" and found[1].rope_angles < 1:
+        mamba = found[1]
         yield Problem(
-            f"{table}.d_state * {table}.rope_fraction must be at least 2, one pair to rotate "
+            f"{TABLE}.d_state * {TABLE}.rope_fraction must be at least 2, one pair to rotate "
             f"({mamba.d_state} * {mamba.rope_fraction:g})",
-            (f"{table}.d_state", f"{table}.rope_fraction"),
-        )
-
-
-def chunk_rules(training: Training) -> Iterator[Problem]:
-    """Truncated backpropagation through time, and the order that states need."""
-    chunk, block, table = training.tbptt_chunk_size, training.block_size, "training"
-    if chunk is not None and chunk > block:
-        yield at_most(f"{table}.tbptt_chunk_size", f"{table}.block_size", chunk, block)
-    if training.tbptt_window > 1 and chunk is None:
-        yield Problem(
-            f"{table}.tbptt_window requires {table}.tbptt_chunk_size",
-            (f"{table}.tbptt_window", f"{table}.tbptt_chunk_size"),
-        )
-    if training.tbptt_persist_across_steps and training.order != "streaming":
-        yield Problem(
-            f'{table}.tbptt_persist_across_steps requires {table}.order = "streaming" (it is "{training.order}"); '
-            "leave the order out",
-            (f"{table}.order", f"{table}.tbptt_persist_across_steps"),
-        )
-    if training.min_logical_block_size is not None and training.order != "streaming":
-        yield Problem(
-            f'{table}.min_logical_block_size requires {table}.order = "streaming" (it is "{training.order}")',
-            (f"{table}.min_logical_block_size", f"{table}.order"),
+            (f"{TABLE}.d_state", f"{TABLE}.rope_fraction"),
         )

@@ -9,10 +9,15 @@ from ..errors import ConfigError
 
 @dataclass(frozen=True)
 class Problem:
-    """A broken rule: what to say, and the keys it ties together (the first that was written is blamed)."""
+    """A broken rule: what to say, and the keys it ties together (the first that was written is blamed).
+
+    Attributes:
+        rule: the name of the rule; filled in when rules are checked.
+    """
 
     text: str
     keys: tuple[str, ...]
+    rule: str = ""
 
 
 class RuleError(ConfigError):
@@ -27,3 +32,13 @@ class RuleError(ConfigError):
 def at_most(key: str, limit: str, value: float, bound: float) -> Problem:
     """The problem of a key that exceeds another."""
     return Problem(f"{key} must be <= {limit} ({value:g} > {bound:g})", (key, limit))
+
+
+def exclusive(key: str, other: str) -> Problem:
+    """The problem of two keys of which only one may be set."""
+    return Problem(f"{key} cannot be combined with {other}", (key, other))
+
+
+def requires(key: str, needed: str) -> Problem:
+    """The problem of a key that needs another."""
+    return Problem(f"{key} requires {needed}", (key, needed))

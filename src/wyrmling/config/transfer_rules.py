@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .problems import Problem, at_most
+from .problems import Problem, at_most, exclusive, requires
+from .rulebook import Rulebook
 
 if TYPE_CHECKING:
     from .schema import Config
 
+BOOK = Rulebook()
 TABLE = "training.init_transfer"
 _NEED_INTERFACE = (
     "interface_checkpoint_step",
@@ -19,34 +21,59 @@ _NEED_INTERFACE = (
 )
 _HEAD, _BLEND = f"{TABLE}.preserve_interface_output_head", f"{TABLE}.interface_output_head_blend_alpha"
 _SCALE, _STEPS = f"{TABLE}.backbone_grad_scale", f"{TABLE}.backbone_grad_scale_steps"
+_INTERFACE = f"{TABLE}.interface_checkpoint_path"
 
 
-def transfer_rules(config: Config) -> Iterator[Problem]:
-    """Every broken rule of the table."""
-    training, table = config.training, config.training.init_transfer
-    given = table.model_dump(exclude_defaults=True)
-    interface, start = f"{TABLE}.interface_checkpoint_path", "training.init_checkpoint_path"
-    if table.interface_checkpoint_path is None:
+def _given(config: Config) -> dict[str, object]:
+    return config.training.init_transfer.model_dump(exclude_defaults=True)
+
+
+@BOOK.rule("an-interface-has-its-checkpoint", f"Keys of an interface need `{_INTERFACE}`.")
+def _interface(config: Config) -> Iterator[Problem]:
+    if config.training.init_transfer.interface_checkpoint_path is None:
         for key in _NEED_INTERFACE:
-            if key in given:
-                yield _requires(f"{TABLE}.{key}", interface)
-    # a run that goes on keeps the table it began with, and no longer needs the checkpoint
+            if key in _given(config):
+                yield requires(f"{TABLE}.{key}", _INTERFACE)
+
+
+@BOOK.rule(
+    "a-transfer-has-its-checkpoint",
+    f"`[{TABLE}]` needs `training.init_checkpoint_path`; a run that goes on keeps the table without it.",
+)
+def _start(config: Config) -> Iterator[Problem]:
+    training = config.training
     if training.init_checkpoint_path is None and training.launch_mode != "resume_exact_run":
-        for key in given:
-            yield _requires(f"{TABLE}.{key}", start)
+        for key in _given(config):
+            yield requires(f"{TABLE}.{key}", "training.init_checkpoint_path")
+
+
+@BOOK.rule(
+    "a-borrowed-head-is-a-head",
+    f"`{_HEAD}` and `{_BLEND}` need a head of its own, not `model.tie_embeddings`.",
+)
+def _tied(config: Config) -> Iterator[Problem]:
     for key in (_HEAD, _BLEND):
-        if config.model.tie_embeddings and key.rpartition(".")[2] in given:
-            yield Problem(
-                f"{key} cannot be combined with model.tie_embeddings", (key, "model.tie_embeddings")
-            )
+        if config.model.tie_embeddings and key.rpartition(".")[2] in _given(config):
+            yield exclusive(key, "model.tie_embeddings")
+
+
+@BOOK.rule("a-head-is-kept-or-blended", f"Not both `{_HEAD}` and `{_BLEND}` are set.")
+def _kept(config: Config) -> Iterator[Problem]:
+    table = config.training.init_transfer
     if table.preserve_interface_output_head and table.interface_output_head_blend_alpha is not None:
-        yield Problem(f"{_HEAD} cannot be combined with {_BLEND}", (_HEAD, _BLEND))
+        yield exclusive(_HEAD, _BLEND)
+
+
+@BOOK.rule("a-held-backbone-has-its-steps", f"`{_SCALE}` and `{_STEPS}` are set together.")
+def _held(config: Config) -> Iterator[Problem]:
+    table = config.training.init_transfer
     if (table.backbone_grad_scale is None) != (table.backbone_grad_scale_steps is None):
         one, other = (_SCALE, _STEPS) if table.backbone_grad_scale is not None else (_STEPS, _SCALE)
-        yield _requires(one, other)
-    if table.fresh_top_heads is not None and table.fresh_top_heads > config.model.n_head:
-        yield at_most(f"{TABLE}.fresh_top_heads", "model.n_head", table.fresh_top_heads, config.model.n_head)
+        yield requires(one, other)
 
 
-def _requires(key: str, needed: str) -> Problem:
-    return Problem(f"{key} requires {needed}", (key, needed))
+@BOOK.rule("heads-to-renew", f"`{TABLE}.fresh_top_heads` is at most `model.n_head`.")
+def _heads(config: Config) -> Iterator[Problem]:
+    fresh = config.training.init_transfer.fresh_top_heads
+    if fresh is not None and fresh > config.model.n_head:
+        yield at_most(f"{TABLE}.fresh_top_heads", "model.n_head", fresh, config.model.n_head)

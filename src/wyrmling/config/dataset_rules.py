@@ -1,0 +1,134 @@
+"""Rules of the table `dataset`: sources, what is read from their records, and the tokenizer that goes with them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .problems import Problem, exclusive
+from .rulebook import Rulebook
+from .schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
+from .schema.tokenizer import PretokenizedTokenizer
+
+if TYPE_CHECKING:
+    from .schema import Config
+
+BOOK = Rulebook()
+_PLACEHOLDER = re.compile(r"\{[^{}]+\}")
+_SPECIAL_IDS = ("bos_id", "eos_id", "pad_id", "unk_id")
+
+
+def _sources(config: Config) -> Iterator[tuple[str, SourceConfig]]:
+    """The sources of a configuration, each with its table's name."""
+    yield "dataset", config.dataset
+    if config.dataset.validation is not None:
+        yield "dataset.validation", config.dataset.validation
+
+
+@BOOK.rule("a-record-has-its-text", "A source of records has either a `field` or a `template`.")
+def _record(config: Config) -> Iterator[Problem]:
+    for table, source in _sources(config):
+        if not isinstance(source, RecordSource):
+            continue
+        if source.field is None and source.template is None:
+            yield Problem(
+                f"{table}.field is required when {table}.template is unset",
+                (f"{table}.field", f"{table}.type"),
+            )
+        if source.field is not None and source.template is not None:
+            yield exclusive(f"{table}.template", f"{table}.field")
+
+
+@BOOK.rule("a-template-has-fields", "A `template` holds at least one {field}.")
+def _template(config: Config) -> Iterator[Problem]:
+    for table, source in _sources(config):
+        template = getattr(source, "template", None)
+        if template is not None and not _PLACEHOLDER.search(template):
+            yield Problem(f"{table}.template must hold at least one {{field}}", (f"{table}.template",))
+
+
+@BOOK.rule(
+    "a-hub-source-has-files",
+    "`train_files` is not empty; a validation source may have `validation_files` instead.",
+)
+def _hub_files(config: Config) -> Iterator[Problem]:
+    for table, source in _hub(config):
+        validates = table.endswith("validation")
+        if not source.train_files and not (validates and source.validation_files):
+            yield Problem(f"{table}.train_files must not be empty", (f"{table}.train_files",))
+
+
+@BOOK.rule(
+    "a-hub-source-has-its-text",
+    "`text_fields` is not empty where neither `template` nor `sequence_field` is set.",
+)
+def _hub_text(config: Config) -> Iterator[Problem]:
+    for table, source in _hub(config):
+        if source.sequence_field is None and source.template is None and not source.text_fields:
+            yield Problem(f"{table}.text_fields must not be empty", (f"{table}.text_fields",))
+
+
+@BOOK.rule(
+    "numbers-come-from-numbers", '`sequence_field` needs `format = "jsonl"` or "parquet", and no `template`.'
+)
+def _sequence(config: Config) -> Iterator[Problem]:
+    for table, source in _hub(config):
+        if source.sequence_field is None:
+            continue
+        if source.template is not None:
+            yield exclusive(f"{table}.sequence_field", f"{table}.template")
+        if source.format not in ("jsonl", "parquet"):
+            yield Problem(
+                f'{table}.sequence_field requires {table}.format = "jsonl" or "parquet" '
+                f'(it is "{source.format}")',
+                (f"{table}.sequence_field", f"{table}.format"),
+            )
+
+
+@BOOK.rule(
+    "numbers-are-not-text",
+    'A source of token ids and `dataset.tokenizer.type = "pretokenized"` need each other, validation included.',
+)
+def _ids(config: Config) -> Iterator[Problem]:
+    has_ids = isinstance(config.dataset.tokenizer, PretokenizedTokenizer)
+    for table, source in _sources(config):
+        key, holds_ids = f"{table}.type", isinstance(source, PretokenizedSource)
+        what = f'{key} = "pretokenized"'
+        if isinstance(source, HuggingFaceSource) and source.sequence_field is not None:
+            what = key = f"{table}.sequence_field"
+            holds_ids = True
+        if holds_ids and not has_ids:
+            yield Problem(
+                f'{what} requires dataset.tokenizer.type = "pretokenized"', (key, "dataset.tokenizer.type")
+            )
+        if has_ids and not holds_ids:
+            yield Problem(
+                f'dataset.tokenizer.type = "pretokenized" requires {table}.type = "pretokenized" '
+                f'or a sequence_field (it is "{source.type}")',
+                ("dataset.tokenizer.type", key),
+            )
+
+
+@BOOK.rule(
+    "special-tokens-are-tokens",
+    "`bos_id`, `eos_id`, `pad_id` and `unk_id` are below `dataset.tokenizer.vocab_size`.",
+)
+def _special(config: Config) -> Iterator[Problem]:
+    tokenizer = config.dataset.tokenizer
+    if not isinstance(tokenizer, PretokenizedTokenizer):
+        return
+    for name in _SPECIAL_IDS:
+        value = getattr(tokenizer, name)
+        if value is not None and value >= tokenizer.vocab_size:
+            yield Problem(
+                f"dataset.tokenizer.{name} must be < dataset.tokenizer.vocab_size "
+                f"({value} >= {tokenizer.vocab_size})",
+                (f"dataset.tokenizer.{name}", "dataset.tokenizer.vocab_size"),
+            )
+
+
+def _hub(config: Config) -> Iterator[tuple[str, HuggingFaceSource]]:
+    for table, source in _sources(config):
+        if isinstance(source, HuggingFaceSource):
+            yield table, source
