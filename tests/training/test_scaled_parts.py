@@ -14,7 +14,7 @@ from wyrmling.checkpoint import checkpoint_path, read_checkpoint
 from wyrmling.config import with_overrides
 from wyrmling.errors import CheckpointError, ConfigError
 from wyrmling.model import Model
-from wyrmling.watch.events import Message, StepReport
+from wyrmling.watch.events import Message, RunStarted, StepReport
 
 Make = Callable[..., Config]
 MOVING = """training.module_lr_scales=[
@@ -26,6 +26,9 @@ MOVING = """training.module_lr_scales=[
 class StopAt(Callback):
     def __init__(self, step: int | None = None) -> None:
         self.step, self.messages = step, {}
+
+    def on_start(self, report: RunStarted) -> None:
+        self.messages |= dict(report.fingerprint)
 
     def on_step(self, report: StepReport) -> None:
         if report.step == self.step:
@@ -63,15 +66,20 @@ def test_a_run_goes_on_through_its_lines_bit_for_bit(tiny_config: Make, optimize
 
 def test_what_is_frozen_does_not_change_by_a_bit_while_the_rest_learns(tiny_config: Make) -> None:
     watcher = StopAt()
-    frozen = 'training.module_lr_scales=[{target="embedding", scale=0}]'
-    config = tiny_config(frozen, "training.max_iters=4")
+    embedding, encoder = '{target="embedding", scale=0}', '{target="shared_lowrank_encoder", scale=0.5}'
+    config = tiny_config(f"training.module_lr_scales=[{embedding}, {encoder}]", "training.max_iters=4")
     done = wyrmling.train(config, callbacks=[watcher])
     before = Model(config.model, done.tokenizer.vocab_size, seed=config.training.seed)
     for name, parameter in done.model.named_parameters():
         assert torch.equal(parameter, before.get_parameter(name)) == (name == "embedding.weight"), name
     assert watcher.messages["choice.parts of the model"].startswith(
-        "learning rate of embedding x 0 (asked for"
+        "learning rate of embedding x 0; learning rate of shared_lowrank_encoder x 0.5 (asked for"
     )
+    assert (
+        'module_lr_scales=[{"target":"embedding","scale":0.0,"mode":"learning_rate"},{'
+        in watcher.messages["optimizer fingerprint"]
+    )
+    assert watcher.messages["choice.weight decay"].startswith("0.1 on matrix, embedding, head (")
 
 
 def test_a_target_that_the_model_lacks_is_refused_before_anything_is_written(

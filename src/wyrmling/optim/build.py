@@ -148,5 +148,5 @@ def _decayed(groups: Sequence[ParameterGroup], decay: WeightDecay) -> str:
     decayed = [group for group in groups if group.role in DECAYED_ROLES]
     if not decayed or decay.initial == decay.final == 0:
         return "none"
-    roles = ", ".join(group.role for group in decayed)
+    roles = ", ".join(dict.fromkeys(group.role for group in decayed))
     return f"{decay.describe()} on {roles} ({sum(group.count for group in decayed):,} weights)"

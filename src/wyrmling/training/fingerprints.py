@@ -43,6 +43,9 @@ def fingerprint_lines(session: Session) -> tuple[tuple[str, str], ...]:
             learning_rate=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
             weight_decay_final=optimizer.weight_decay_final,
+            module_lr_scales=[
+                table.model_dump(mode="json", exclude_none=True) for table in training.module_lr_scales
+            ],
             continual_backprop_lr_coupling=continual.lr_coupling,
             continual_backprop_lr_coupling_power=continual.lr_coupling_power,
         ),
