@@ -132,3 +132,14 @@ def test_both_refuse_a_second_derivative() -> None:
         (first,) = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
         with pytest.raises(RuntimeError, match="differentiate"):
             first.square().sum().backward()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_gradient_of_the_gated_norm_is_as_exact_inside_autocast(norm_first: bool) -> None:
+    inputs = [draw(2, 5, 64), draw(2, 5, 64, seed=1), draw(64)]
+    leaves = [x.detach().float().requires_grad_() for x in inputs]
+    loss = gated_norm(*leaves, groups=2, eps=1e-5, norm_first=norm_first).pow(3).sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = torch.autograd.grad(loss, leaves, retain_graph=True)
+    for one, other in zip(inside, torch.autograd.grad(loss, leaves), strict=True):
+        assert torch.equal(one, other)

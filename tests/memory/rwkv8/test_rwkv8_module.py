@@ -6,7 +6,6 @@ import copy
 import math
 import pickle
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -394,15 +393,3 @@ def test_going_backward_twice_finds_the_same() -> None:
     call(memory, *tokens(memory, 3, 9))
     for one, other in zip(once, torch.autograd.grad(loss, inputs), strict=True):
         assert torch.equal(one, other)
-
-
-def test_threads_do_not_share_buffers() -> None:
-    memory = build()
-    documents = [tokens(memory, 2, 40, seed) for seed in range(4)]
-    expected = [outcome(memory, *document, None) for document in documents]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(3):
-            for one, other in zip(
-                pool.map(lambda d: outcome(memory, *d, None), documents), expected, strict=True
-            ):
-                assert_close(one, other, 1e-15)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rwkv8_cases import Case, assert_close, by_chunks, decays, draw, firing, loop, make_case, outcome
+from rwkv8_cases import Case, assert_close, by_chunks, decays, firing, loop, make_case, outcome
 from torch import Tensor
 
 from wyrmling.memory.rwkv8 import chunked, forward, naive
@@ -303,25 +303,3 @@ def test_decays_are_drawn_near_both_ends() -> None:
     lam = decays(4, 64).exp()
     assert float(lam.min()) < 0.01
     assert float(lam.max()) > 0.99
-
-
-def test_a_kept_workspace_is_as_good_as_a_new_one() -> None:
-    """Calls of other sizes and types in between leave nothing behind."""
-    from wyrmling.memory.rwkv8.workspace import Workspace
-
-    workspace = Workspace()
-
-    def form(*inputs: Tensor | None):  # type: ignore[no-untyped-def]
-        return chunked.decayed_recurrence(*inputs, chunk=8, workspace=workspace)  # type: ignore[arg-type]
-
-    for length, neurons, seed in ((20, 5, 0), (3, 5, 1), (40, 9, 2), (20, 5, 3), (8, 2, 4)):
-        case = make_case(length=length, neurons=neurons, seed=seed)
-        assert_close(outcome(form, case), outcome(loop, case))
-        outcome(form, case.to(torch.float32), low=torch.bfloat16)
-    nan = make_case(length=20)
-    form(*nan._replace(neurons=torch.full_like(nan.neurons, torch.nan), values=draw(2, 20, 3) * torch.nan))
-    case = make_case(length=20)
-    assert_close(outcome(form, case), outcome(loop, case))
-    with torch.inference_mode():
-        form(*make_case(length=30))
-    assert_close(outcome(form, case), outcome(loop, case))

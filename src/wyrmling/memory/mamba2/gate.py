@@ -57,7 +57,9 @@ class _GatedNorm(torch.autograd.Function):
         products = g_normed * normed
         g_weight = products.sum((0, 1))
         g_v = g_normed * weight
-        shares = torch.linalg.vecdot(products.unflatten(-1, (groups, -1)), weight.unflatten(0, (groups, -1)))
+        with torch.autocast(y.device.type, enabled=False):  # whatever is in force where it is called
+            weights = weight.unflatten(0, (groups, -1))
+            shares = torch.linalg.vecdot(products.unflatten(-1, (groups, -1)), weights)
         along = _times_groups(normed.clone() if ctx.norm_first else normed, shares / -(y.shape[-1] // groups))
         g_v = _times_groups(g_v.add_(along), scale)
         if ctx.norm_first:

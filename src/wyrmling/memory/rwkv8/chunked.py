@@ -22,7 +22,8 @@ With the ages t of the tokens in a chunk of L tokens, the gradient of log lam is
     eps sum_t t x_t u_t - sum_s (s + 1) q_s (dq_s + dz_{s+1}) + L (Gamma . rho_T + h z_T)       dq_s as above
 
 since u_t du_t + z_t dz_t = eps x_t u_t, dz_t here without what comes from later ones; `halving.Level` says how the
-rounding of low products is kept out of the difference.
+rounding of low products is kept out of the difference. What rounding is left is relative to what flows, not to the
+gradient: where lam is next to 0 (raw decays below -20 or so), so is its gradient, and rounding is all that is found.
 
 Products with a state, and those of larger halves, run in the neurons' type (bfloat16 under autocast), all else in
 float32 or better.
@@ -89,16 +90,17 @@ class Recurrence(torch.autograd.Function):
         g_values = torch.zeros_like(values, dtype=log_decay.dtype)
         g_decay = torch.zeros_like(log_decay) if want_decay else None
         g_rhos, g_norms = [], []
-        for place, powers in cut.places(log_decay, ctx.workspace):
-            chunks = Chunks(neurons, values, place, powers, cut, ctx.workspace, gradients=True)
-            some, saved = saved[:each], saved[each:]
-            kept = Kept(some[:count], some[count : 2 * count + 1], some[2 * count + 1 :])
-            given = [None if x is None else x[place] for x in gradients]
-            decays = None if g_decay is None else g_decay[place[0], None]
-            backward = Backward(chunks, reads[place], given, g_neurons[place], g_values[place[1]], decays)
-            backward.run(kept, want_rho=want_rho)
-            g_rhos.append(backward.g_rho if want_rho else None)
-            g_norms.append(backward.g_norm if want_norm else None)
+        with torch.autocast(neurons.device.type, enabled=False):  # whatever is in force where it is called
+            for place, powers in cut.places(log_decay, ctx.workspace):
+                chunks = Chunks(neurons, values, place, powers, cut, ctx.workspace, gradients=True)
+                some, saved = saved[:each], saved[each:]
+                kept = Kept(some[:count], some[count : 2 * count + 1], some[2 * count + 1 :])
+                given = [None if x is None else x[place] for x in gradients]
+                decays = None if g_decay is None else g_decay[place[0], None]
+                backward = Backward(chunks, reads[place], given, g_neurons[place], g_values[place[1]], decays)
+                backward.run(kept, want_rho=want_rho)
+                g_rhos.append(backward.g_rho if want_rho else None)
+                g_norms.append(backward.g_norm if want_norm else None)
         found = g_neurons, g_values.to(values.dtype), g_decay, whole(cut, g_rhos), whole(cut, g_norms)
         return *found, None, None, None, None
 

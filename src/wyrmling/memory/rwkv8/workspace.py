@@ -23,9 +23,8 @@ class Workspace(threading.local):
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._powers: dict[tuple[object, ...], Powers] = {}
-        self._set: dict[
-            int, tuple[Powers, Tensor]
-        ] = {}  # by address: whose tables lie there, of which decays
+        # by address: whose tables lie there, of which decays
+        self._set: dict[int, tuple[Powers, Tensor]] = {}
         self._blocks: dict[tuple[object, ...], Block] = {}
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
@@ -64,8 +63,12 @@ class Workspace(threading.local):
             last = self._set.get(tables.data_ptr())
             if last is not None and last[0] is powers and torch.equal(last[1], log_decay):
                 return powers
-            self._set[tables.data_ptr()] = powers, log_decay.detach().clone()
+            self._set.pop(
+                tables.data_ptr(), None
+            )  # should setting them be interrupted, nothing is known of them
         powers.set(log_decay)
+        if device.type == "cpu":
+            self._set[tables.data_ptr()] = powers, log_decay.detach().clone()
         return powers
 
     def block(
