@@ -439,3 +439,11 @@ def test_utilities_ages_and_budget_survive_saving() -> None:
             again.load({other: tensor for other, tensor in saved.items() if other != name})
     with pytest.raises(CheckpointError, match="utility of continual backprop"):
         again.load(saved | {"utility": torch.zeros(1, 2, dtype=torch.float64)})
+
+
+def test_what_neurons_do_is_added_up_where_it_was_seen() -> None:
+    """A number that came to the CPU with every layer would be waited for. Nothing can be read from this device."""
+    activity, seen = Activity(H, N), torch.ones(H, N, device="meta")
+    for _ in range(2):
+        activity.add([Observed(seen, seen, seen, 3), Observed(seen[:, :8], seen[:, :8], seen[:, :8], 3)])
+    assert (activity.total.device.type, activity.total.dtype, activity.tokens) == ("meta", torch.float64, 6)

@@ -131,6 +131,18 @@ def test_the_newest_of_a_folder_is_not_in_a_folder_below(root: Path) -> None:
     assert (newest_in(root), newest_in(root / "x"), latest_run(root)) == (own, below, below)
 
 
+def test_a_file_put_into_an_older_run_does_not_make_it_the_newest(root: Path) -> None:
+    """A report written into a run, say, changes the time of its folder."""
+    for day, name in enumerate(("older", "newer"), start=1):
+        made = create_run(config(name=name), fill)
+        made.config_json.write_text(f'{{"created": "2026-01-0{day}T00:00:00+00:00"}}', encoding="utf-8")
+    create_run(config(category="x", name="below"), fill)
+    os.utime(root / "newer", (1, 1))
+    found = newest_in(root)
+    assert found is not None
+    assert found.name == "newer"
+
+
 def test_no_run_is_made_inside_another(root: Path) -> None:
     run = create_run(config(name="amber"), fill)
     for layout in ({"category": "amber"}, {"category": "amber/notes"}):

@@ -15,8 +15,9 @@ from wyrmling import Config
 from wyrmling.config import with_overrides
 from wyrmling.data.dataset import Dataset, prepare_dataset
 from wyrmling.errors import ConfigError, DataError, WyrmlingError
-from wyrmling.training import autotune
+from wyrmling.training import autotune, batch_probe
 from wyrmling.training.autotune import MARGIN, MIB, Tuned, ask_process, tune
+from wyrmling.training.session import Learner
 from wyrmling.watch.events import Message
 
 Make = Callable[..., Config]
@@ -190,6 +191,8 @@ def test_a_real_probe_chooses_and_a_run_that_goes_on_takes_what_it_had(
     assert reasons["batch"].startswith("rows as chosen")
     assert not any("run was created" in reason for reason in reasons.values())
     assert first.run.training_config().training.batch_size == config.training.batch_size
+    loaded = wyrmling.load_run(first.run.path)  # an evaluation reads as many rows at a time
+    assert loaded.config.training.batch_size == 3
 
     monkeypatch.setattr(autotune, "ask_process", lambda request: pytest.fail("probed again"))
     place = f'training.resume_run_dir="{first.run.path.as_posix()}"'
@@ -217,3 +220,34 @@ def test_nothing_is_tried_where_the_search_is_off(tiny_config: Make, tmp_path: P
     tuned = search(config, machine)
     assert tuned == Tuned(config)
     assert not machine.asked
+
+
+def test_a_try_counts_the_moments_of_what_is_frozen_only_at_first(
+    tiny_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = '{target="embedding",scale=0.0,schedule={final_scale=1.0}},{target="output_head",scale=0.0}'
+    config = tiny_config(f"training.module_lr_scales=[{tables}]")
+    learners, build = [], batch_probe.build_learner
+
+    def built(*arguments: Any, **settings: Any) -> Learner:
+        learners.append(build(*arguments, **settings))
+        return learners[-1]
+
+    monkeypatch.setattr(batch_probe, "build_learner", built)
+    monkeypatch.setattr(batch_probe, "guard", lambda *_: None)
+    monkeypatch.setattr(batch_probe, "apply_process_settings", lambda *_, **__: None)
+    request = {"stored": {}, "tokens": 100, "total_steps": 12, "free": 1 << 30, "target": 1 << 30, "steps": 1}
+    answer = batch_probe.probe({**request, "config": config.to_dict(), "vocab_size": 11})
+    assert answer["status"] == "done"
+    names = dict(learners[0].model.named_parameters())
+    without = [name for name, weight in names.items() if not learners[0].optimizer.state.get(weight)]
+    assert without == ["lm_head"]
+
+
+def test_a_name_that_is_taken_shows_before_anything_is_tried(
+    tiny_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "amber").mkdir(parents=True)
+    monkeypatch.setattr(autotune, "ask_process", lambda request: pytest.fail("a number of rows was tried"))
+    with pytest.raises(ConfigError, match="amber exists already"):
+        wyrmling.train(tiny_config(*ON, "run_layout.name=amber"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from small_texts import small_text
 from wyrmling import Callback, errors
@@ -293,6 +294,14 @@ def test_a_stage_may_be_larger_and_goes_on_where_it_was_interrupted(load: Load) 
 def test_every_stage_is_checked_before_the_first_begins(load: Load, tmp_path: Path) -> None:
     for overrides, line in (
         (['long:dataset.path="gone.txt"'], r"plays\.toml: stage long: .*gone\.txt"),
+        (
+            ["long:training.gdpo.enabled=true", "long:training.gdpo.group_size=2"],
+            r"plays\.toml: stage long: training\.gdpo\.enabled is true, but",
+        ),
+        (
+            [f"long:runtime.device={'cuda' if torch.backends.mps.is_available() else 'mps'}"],
+            r"plays\.toml: stage long: runtime\.device: (cuda|mps) is not available here",
+        ),
         (["long:model.n_embd=64"], r"plays\.toml: stage long: the weights of stage short do not fit"),
     ):
         with pytest.raises(errors.UserError, match=line):

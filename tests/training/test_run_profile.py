@@ -91,6 +91,7 @@ def test_a_profiled_run_computes_the_same_bits_and_writes_what_it_promises(
     assert {"data", "copy", "forward", "backward", "optimizer", "checkpoint", "evaluation", "idle"} <= set(
         stages
     )
+    assert stages["optimizer"]["entered"] == 12
     assert sum(stage["share"] for stage in stages.values()) == pytest.approx(1)
     assert sum(stage["seconds"] for stage in stages.values()) == pytest.approx(record["total_seconds"])
     assert record["speed"]["tokens"] == 12 * 32 * config.training.batch_size * (

@@ -34,7 +34,8 @@ class Activity:
     """What neurons did in one optimizer step: sums over layers, chunks and micro-batches.
 
     Attributes:
-        total: float64 [H, N] on the CPU, sums of x * y over layers, rows and tokens.
+        total: [H, N], sums of x * y over layers, rows and tokens; on the device of what was added, so that nothing
+            waits for it; float64 where the device has it.
         tokens: how many tokens a layer has read. Replicas add up both before anybody reads them.
     """
 
@@ -45,12 +46,16 @@ class Activity:
     def add(self, layers: Sequence[Observed]) -> None:
         """One call of the model; a narrow layer has the first neurons of every head."""
         for layer in layers:
-            self.total[:, : layer.activity.shape[1]] += layer.activity.to("cpu", torch.float64)
+            device = layer.activity.device
+            if self.total.device != device:
+                wide = torch.float32 if device.type == "mps" else torch.float64
+                self.total = self.total.to(device, wide, non_blocking=True)
+            self.total[:, : layer.activity.shape[1]] += layer.activity
         self.tokens += layers[0].tokens if layers else 0
 
     def mean(self) -> Tensor:
-        """Per token, summed over layers: float64 [H, N]."""
-        return self.total / max(self.tokens, 1)
+        """Per token, summed over layers: float64 [H, N] on the CPU."""
+        return self.total.to("cpu", torch.float64) / max(self.tokens, 1)
 
 
 class ContinualBackprop:

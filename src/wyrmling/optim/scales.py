@@ -130,6 +130,10 @@ class Scales:
                 else:
                     parameter.grad.mul_(factor)
 
+    def lasting(self) -> Scales:
+        """Only what is frozen from the first step to the last: what never needs a moment."""
+        return Scales(scale for scale in self._scales if scale.initial == scale.final == 0)
+
     def describe(self) -> str:
         """One line, as it is printed and recorded."""
         return "; ".join(scale.describe() for scale in self._scales)

@@ -165,22 +165,29 @@ def create_run(config: Config, fill: Fill | None = None) -> RunDirectory:
             contradict the configuration.
         StorageError: the file system refused.
     """
-    given, wanted = given_run(), config.run_layout.name
-    if given is not None:
-        path, name = given
-        if wanted is not None and wanted != name:
-            raise ConfigError(
-                f"{RUN_NAME_VARIABLE} is {name} and run_layout.name is {wanted}; unset one of them"
-            )
-        return _claimed(path, name, fill, path.parent)
+    place = _fixed_place(config)
+    if place is not None:
+        path, name, root = place
+        try:
+            return _create(path, name, fill, root)
+        except FileExistsError:
+            raise _taken(path) from None
     root, folder = run_root(config), run_folder(config)
-    _refuse_inside_a_run(folder, root)
-    if wanted is not None:
-        return _claimed(folder / checked_name(wanted, "run_layout.name"), wanted, fill, root)
     for name in candidate_names():
         with contextlib.suppress(FileExistsError):
             return _create(folder / name, name, fill, root)
     raise AssertionError("candidate names do not end")
+
+
+def refuse_taken(config: Config) -> None:
+    """Raise what `create_run` would say of the place of a new run, before any work is done for it.
+
+    Raises:
+        ConfigError: as `create_run`.
+    """
+    place = _fixed_place(config)
+    if place is not None and place[0].exists():
+        raise _taken(place[0])
 
 
 def open_run(path: Path) -> RunDirectory:
@@ -210,15 +217,28 @@ def _refuse_inside_a_run(folder: Path, root: Path) -> None:
             )
 
 
-def _claimed(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirectory:
-    """A run at a place that was asked for."""
-    try:
-        return _create(path, name, fill, root)
-    except FileExistsError:
-        raise ConfigError(
-            f"{path} exists already, and a new run would write over it; choose another name, or go on with it "
-            "(training.launch_mode = resume_exact_run)"
-        ) from None
+def _fixed_place(config: Config) -> tuple[Path, str, Path] | None:
+    """Directory, name and root of a new run that is told where to lie; None where a name is made up."""
+    given, wanted = given_run(), config.run_layout.name
+    if given is not None:
+        path, name = given
+        if wanted is not None and wanted != name:
+            raise ConfigError(
+                f"{RUN_NAME_VARIABLE} is {name} and run_layout.name is {wanted}; unset one of them"
+            )
+        return path, name, path.parent
+    root, folder = run_root(config), run_folder(config)
+    _refuse_inside_a_run(folder, root)
+    if wanted is None:
+        return None
+    return folder / checked_name(wanted, "run_layout.name"), wanted, root
+
+
+def _taken(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} exists already, and a new run would write over it; choose another name, or go on with it "
+        "(training.launch_mode = resume_exact_run)"
+    )
 
 
 def _create(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirectory:

@@ -31,8 +31,9 @@ def newest_in(folder: Path) -> RunDirectory | None:
     latest = latest_run(folder)
     if latest is None or latest.path.parent == folder:
         return latest
-    own = [name for name in run_names(folder) if "/" not in name]
-    return open_run(folder / own[-1]) if own else None
+    own = [folder / name for name in run_names(folder) if "/" not in name]
+    own.sort(key=_created)  # a folder's own time changes with every file that is put into it
+    return open_run(own[-1]) if own else None
 
 
 def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
@@ -71,6 +72,13 @@ def run_names(root: Path) -> list[str]:
     """The runs of a folder, the one created last at the end: by name, and by their path where they lie in folders."""
     runs = sorted(_runs(root, 0), key=lambda path: (path.stat().st_mtime, path.as_posix()))
     return [path.relative_to(root).as_posix() for path in runs]
+
+
+def _created(path: Path) -> str:
+    """When a run was created, in UTC as its record says; nothing where that does not say."""
+    with contextlib.suppress(CheckpointError):
+        return str(records.read_json(path / records.RECORD).get("created", ""))
+    return ""
 
 
 def _runs(folder: Path, depth: int) -> Iterator[Path]:

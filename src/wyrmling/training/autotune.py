@@ -136,9 +136,8 @@ def tune(
         WyrmlingError: a probe failed for another reason than memory.
     """
     if stored is not None and CHOICE in stored:
-        rows = int(stored[CHOICE])
-        choice = Choice(CHOICE, str(rows), "as when the run was created")
-        return Tuned(with_rows(config, rows), stored, (choice,))
+        choice = Choice(CHOICE, stored[CHOICE], "as when the run was created")
+        return Tuned(as_recorded(config, stored), stored, (choice,))
     if stored is not None or not config.runtime.startup_autotune.enabled:
         return Tuned(config, stored)
     return _Search(config, dataset, tell, ask or ask_process).run()
@@ -147,6 +146,11 @@ def tune(
 def with_rows(config: Config, rows: int) -> Config:
     """The configuration with another `training.batch_size`."""
     return config.model_copy(update={"training": config.training.model_copy(update={"batch_size": rows})})
+
+
+def as_recorded(config: Config, recorded: Mapping[str, str]) -> Config:
+    """The configuration with the rows that a run's choices (name -> value) name; unchanged where none were chosen."""
+    return with_rows(config, int(recorded[CHOICE])) if CHOICE in recorded else config
 
 
 class _Search:

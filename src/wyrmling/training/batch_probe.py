@@ -94,7 +94,8 @@ def _measure(
     batches = _batches(config, geometry.vocab_size, groups)
     streams = Streams(groups, training.batch_size) if carried else None
     watched = Activity(geometry.heads, geometry.neurons) if training.continual_backprop.enabled else None
-    profile, rules = _Watched(memory), StepRules.of(config, learner.scales)
+    # what is frozen in the first steps gets its moments later: a probe counts them from the start
+    profile, rules = _Watched(memory), StepRules.of(config, learner.scales.lasting())
     for step in range(1, request["steps"] + 2):
         optimizer_step(
             learner.model,

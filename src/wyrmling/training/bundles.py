@@ -26,7 +26,8 @@ from ..runs.environment import RUN_DIR_VARIABLE, RUN_NAME_VARIABLE, given_run
 from ..runs.records import TOKENIZER
 from ..text.sources import open_source, open_validation_source
 from ..watch.events import Broadcaster, Callback, Message
-from .launch import CHANGEABLE, INEXACT, LAUNCH_KEYS, differences, listed
+from .launch import CHANGEABLE, INEXACT, LAUNCH_KEYS, differences, listed, refuse_rewards
+from .machine import choose_device
 from .run import Preparing, TrainResult, train, unseen
 
 # What may differ from the file after a stage has finished: what decided none of its weights and losses.
@@ -101,7 +102,7 @@ def plan_bundle(
         planned[stage.name] = _planned(bundle, stage, state.stage(stage.name), allow_inexact, allow_changed)
     for item in planned.values():
         if item.action != "finished":
-            _check_text(bundle, item.stage)
+            _check_beginning(bundle, item)
         if item.action == "begin" and item.stage.init_from is not None:
             lender = planned[item.stage.init_from]
             if lender.action == "finished":
@@ -236,16 +237,24 @@ def _other_lender(stage: Stage, record: StageRecord) -> list[str]:
     return [f"init_from: {texts[0]} -> {texts[1]}"]
 
 
-def _check_text(bundle: Bundle, stage: Stage) -> None:
-    """Open the text of a stage where that costs nothing, so that a missing file shows before the first stage runs."""
+def _check_beginning(bundle: Bundle, item: Planned) -> None:
+    """Let what would stop a stage at its start show before the first stage runs, as far as that costs nothing.
+
+    Raises:
+        ConfigError, DataError: a text or a device that is not here, or a stage that cannot be trained on text.
+    """
+    stage = item.stage
     dataset, cache = stage.config.dataset, cache_directory(stage.config)
     try:
+        refuse_rewards(stage.config)
+        if item.action == "begin":
+            choose_device(stage.config.runtime.device)
         if dataset.type in _ON_THIS_DISK:
             open_source(dataset, cache_dir=cache)
         if dataset.validation is not None and dataset.validation.type in _ON_THIS_DISK:
             open_validation_source(dataset, cache_dir=cache)
     except (ConfigError, DataError) as error:
-        raise DataError(f"{bundle.file}: stage {stage.name}: {error}") from error
+        raise type(error)(f"{bundle.file}: stage {stage.name}: {error}") from error
 
 
 def _lent_step(stage: Stage, lender: Path) -> int:

@@ -13,6 +13,7 @@ from ..errors import CheckpointError
 from ..model import Model
 from ..runs import RunDirectory, find_run
 from ..text.tokenizers import Tokenizer, load_tokenizer
+from .autotune import as_recorded
 from .machine import Machine, apply_process_settings, machine_for_reading
 
 
@@ -32,7 +33,10 @@ def own_tokenizer(run: RunDirectory) -> Tokenizer:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A run's model, ready for evaluation and generation."""
+    """A run's model, ready for evaluation and generation.
+
+    `config` is the run's own, with the rows of a micro-batch that were found for it.
+    """
 
     model: Model
     tokenizer: Tokenizer
@@ -63,6 +67,7 @@ def load_run(
     found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
     model = Model(config.effective_model, tokenizer.vocab_size, seed=config.training.seed)
     recorded = {choice["name"]: choice["value"] for choice in directory.record().get("choices", [])}
+    config = as_recorded(config, recorded)
     machine = machine_for_reading(config, recorded)
     apply_process_settings(machine, deterministic=config.runtime.deterministic)
     model.to(machine.device, machine.weight_dtype)

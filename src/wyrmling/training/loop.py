@@ -133,10 +133,10 @@ class TrainingLoop:
             streams=session.streams,
             activity=activity,
         )
-        with self.profile.stage("optimizer"):
-            replaced = session.replace_neurons(step, rate, activity)
+        if session.continual is not None:
+            with self.profile.stage("optimizer"):
+                self.progress.window.neurons_replaced += session.replace_neurons(step, rate, activity) or 0
         self.progress.step = step
-        self.progress.window.neurons_replaced += replaced or 0
         self.progress.tokens_seen += outcome.targets
         self._count(outcome, batches)
         logged = step % self.settings.log_frequency == 0 or step == session.total_steps

@@ -92,7 +92,7 @@ def choose_machine(
         CheckpointError: a stored choice that this machine cannot take.
     """
     old = stored or {}
-    device = _device(config.runtime.device, old.get("device"))
+    device = choose_device(config.runtime.device, old.get("device"))
     threads = _threads(config.runtime.threads, old.get("threads"))
     measured = _Rates(geometry, int(threads.value))
     dtype = _dtype(config.runtime.dtype, torch.device(device.value), old.get("dtype"), measured)
@@ -157,7 +157,7 @@ def machine_for_reading(config: Config, recorded: Mapping[str, str]) -> Machine:
     Raises:
         ConfigError: a device that this machine lacks, or a dtype that the device lacks.
     """
-    device = _device(config.runtime.device, None)
+    device = choose_device(config.runtime.device, None)
     dtype = _dtype(config.runtime.dtype, torch.device(device.value), None, None)
     known = recorded.get("dtype")
     if config.runtime.dtype == "auto" and known == "float32" and recorded.get("device") == device.value:
@@ -212,7 +212,15 @@ def thread_waiting() -> Choice:
     return Choice(name, "torch's own", "neither OMP_WAIT_POLICY nor GOMP_SPINCOUNT is set")
 
 
-def _device(asked: str, stored: str | None) -> Choice:
+def choose_device(asked: str, stored: str | None = None) -> Choice:
+    """The device of a run.
+
+    Args:
+        asked: `runtime.device`.
+        stored: that of the run that goes on.
+    Raises:
+        ConfigError, CheckpointError: this machine lacks it.
+    """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if stored is not None:
         if not available[stored]:

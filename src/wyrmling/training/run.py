@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 from ..files import write_json_atomically
 from ..model import Model
 from ..optim import describe_length
-from ..runs import RunDirectory, build_run_record, create_run
+from ..runs import RunDirectory, build_run_record, create_run, refuse_taken
 from ..text.tokenizers import Tokenizer
 from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
@@ -106,6 +106,8 @@ def train(
         run = resumed_run(config, told.on_message)
         if run is not None:
             held.enter_context(run.lock())  # before anything of it is read: nobody else may move it meanwhile
+        else:
+            refuse_taken(config)  # before text is read and micro-batches are tried
         launch = resolve_launch(config, run, told.on_message, allow_inexact=allow_inexact)
         parts, transfer = _parts(config, launch, dataset, allow_inexact, preparing, told)
         report = _borrow(parts, transfer, told)
