@@ -16,7 +16,7 @@ from wyrmling.training.probing import Distance
 
 from . import harness
 from .record import Report
-from .yardstick import Outcome, row, text_settings, trained
+from .yardstick import HEADER, Outcome, row, text_settings, trained
 
 RECIPE = "shakespeare-carried"
 CARRIED, RESET = "state carried", "state reset"
@@ -51,15 +51,6 @@ def own(outcome: Outcome) -> float:
 
 
 def _report(outcomes: dict[str, list[Outcome]], probes: dict[str, list[list[Distance]]]) -> Report:
-    header = [
-        "run",
-        "seed",
-        "weights",
-        "characters read",
-        "training, s",
-        "whole command, s",
-        "nats per character",
-    ]
     losses = {who: [own(outcome) for outcome in found] for who, found in outcomes.items()}
     means = {who: statistics.mean(found) for who, found in losses.items()}
     lines = [
@@ -69,7 +60,7 @@ def _report(outcomes: dict[str, list[Outcome]], probes: dict[str, list[list[Dist
     rows = [row(outcome) for pair in zip(*outcomes.values(), strict=True) for outcome in pair]
     text = (
         "Tiny Shakespeare, the last tenth, each run scored as it was trained; nats per character, mean and range over "
-        f"the seeds: {'; '.join(lines)}. Carrying the state is worth {margin:.3f}.\n\n{harness.table(header, rows)}\n\n"
+        f"the seeds: {'; '.join(lines)}. Carrying the state is worth {margin:.3f}.\n\n{harness.table(HEADER, rows)}\n\n"
         f"The same weights with a living state and with one that is emptied every {PERIOD} characters, by distance "
         "from that point; the gain is emptied - living in nats per character, with its 95 % interval, seed by seed:\n\n"
         f"{_probe_table(probes)}"

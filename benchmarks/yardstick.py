@@ -144,6 +144,17 @@ def _scored(loaded: Any, length: int) -> dict[str, float]:
     }
 
 
+HEADER = [
+    "model",
+    "seed",
+    "weights",
+    "characters read",
+    "training, s",
+    "whole command, s",
+    "nats per character",
+]
+
+
 def row(outcome: Outcome) -> list[str]:
     process = "" if outcome.process is None else f"{outcome.process:.1f}"
     losses = "; ".join(f"{loss:.3f} ({how})" for how, loss in outcome.losses.items())
@@ -152,15 +163,6 @@ def row(outcome: Outcome) -> list[str]:
 
 
 def _report(outcomes: list[Outcome]) -> Report:
-    header = [
-        "model",
-        "seed",
-        "weights",
-        "characters read",
-        "training, s",
-        "whole command, s",
-        "nats per character",
-    ]
     mean: dict[str, tuple[float, float]] = {}
     for who in dict.fromkeys(outcome.who for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.who == who]
@@ -175,6 +177,6 @@ def _report(outcomes: list[Outcome]) -> Report:
     ratios |= {f"loss, {who} / ours": loss / ours[1] for who, (_, loss) in others.items()}
     text = (
         "The last tenth of tiny Shakespeare, every character once, weights of the last step; means over the seeds: "
-        f"{'; '.join(lines)}.\n\n{harness.table(header, [row(outcome) for outcome in outcomes])}"
+        f"{'; '.join(lines)}.\n\n{harness.table(HEADER, [row(outcome) for outcome in outcomes])}"
     )
     return Report(text, ratios)
