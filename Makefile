@@ -32,8 +32,8 @@ test-slow: $(DEV)
 	$(BIN)/python -m pytest -m slow --timeout 3000 $(ARGS)
 
 check: $(DEV)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
 bench: $(RUN)

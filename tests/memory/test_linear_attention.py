@@ -218,6 +218,21 @@ def test_gradients_with_bfloat16_products_are_near_the_exact_ones(decay: Tensor 
         assert float((low - exact).norm() / exact.norm()) < 2e-2
 
 
+def test_a_backward_pass_inside_autocast_is_as_exact() -> None:
+    """Where only `backward` is called under autocast, float32 products stay float32."""
+    found = []
+    for low in (False, True):
+        generator = torch.Generator().manual_seed(5)
+        queries = torch.rand(2, 2, 9, 8, generator=generator, requires_grad=True)
+        values = torch.randn(2, 9, 6, generator=generator, requires_grad=True)
+        reads, _ = dense.linear_attention(queries, values, None, None)
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            reads.sum().backward()
+        found.append((queries.grad, values.grad))
+    for plain, inside in zip(*found, strict=True):
+        assert torch.equal(plain, inside)
+
+
 def test_a_second_derivative_fails_instead_of_being_wrong() -> None:
     q = draw(1, 1, 4, 2).requires_grad_()
     read, _ = dense.linear_attention(q, draw(1, 4, 3), None, None)
