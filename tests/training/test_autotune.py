@@ -225,8 +225,9 @@ def test_nothing_is_tried_where_the_search_is_off(tiny_config: Make, tmp_path: P
 def test_a_try_counts_the_moments_of_what_is_frozen_only_at_first(
     tiny_config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tables = '{target="embedding",scale=0.0,schedule={final_scale=1.0}},{target="output_head",scale=0.0}'
-    config = tiny_config(f"training.module_lr_scales=[{tables}]")
+    late = '{target="embedding",scale=0.0,schedule={final_scale=1.0,start_fraction=0.5}}'
+    never = '{target="output_head",scale=0.0}'
+    config = tiny_config(f"training.module_lr_scales=[{late},{never}]")
     learners, build = [], batch_probe.build_learner
 
     def built(*arguments: Any, **settings: Any) -> Learner:
