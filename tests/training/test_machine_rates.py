@@ -135,6 +135,20 @@ def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot(monkeypatch: 
         chosen("1 MB")
 
 
+def test_what_is_kept_has_to_fit_where_the_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the machine says nothing about that of its GPU."""
+    monkeypatch.setattr(module.DeviceMemory, "available", lambda self: rooms[self.device.type])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = load_config("shakespeare", ["runtime.device=cuda", "runtime.dtype=float32"])
+    rooms = {"cpu": 1 << 40, "cuda": 1 << 20}
+    chosen = choose_machine(config, Geometry.of(config.model, 256), {"kernels": "eager"}, tokens=1)
+    assert chosen.recompute
+    rooms["cuda"] = 1 << 40
+    assert not choose_machine(
+        config, Geometry.of(config.model, 256), {"kernels": "eager"}, tokens=1
+    ).recompute
+
+
 def test_reading_measures_nothing_and_takes_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "product_rates", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(module, "fast_bfloat16", lambda: True)

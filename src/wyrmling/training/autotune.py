@@ -28,7 +28,6 @@ from ..runs import Choice
 from ..watch import quantities
 from ..watch.device_memory import DeviceMemory
 from ..watch.events import Message
-from ..watch.memory import machine_memory
 from .batch_search import bounds, largest_fitting, nearest_to_target
 from .machine import choose_machine
 from .plan import Plan
@@ -177,15 +176,15 @@ class _Search:
         smallest = with_rows(config, self.low)
         self.tokens = _tokens(smallest, Plan.of(smallest, dataset))
         self.vocabulary = vocabulary_of(config, dataset)
-        self.free = machine_memory().available
         # a probe is too short for compiled kernels to pay
         self.compiling = {} if config.runtime.compile == "on" else {"kernels": "eager"}
         geometry = Geometry.of(config.effective_model, self.vocabulary)
-        machine = choose_machine(smallest, geometry, self.compiling, tokens=self.tokens, free=self.free)
+        machine = choose_machine(smallest, geometry, self.compiling, tokens=self.tokens)
         self.made = tuple(choice for choice in machine.choices if choice.name in SETTLED)
         self.settled = {choice.name: choice.value for choice in self.made}
         self.device = machine.device.type
-        self.target = self._target(DeviceMemory(machine.device).available())
+        self.free = DeviceMemory(machine.device).available()
+        self.target = self._target(self.free)
 
     def run(self) -> Tuned:
         """Search, and say what was found."""

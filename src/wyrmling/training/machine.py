@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -21,7 +21,7 @@ from ..errors import CheckpointError, ConfigError
 from ..model.choice import ExecutorChoice, choose_executor, step_bytes
 from ..model.geometry import Geometry
 from ..runs import Choice
-from ..watch.memory import machine_memory
+from ..watch.device_memory import DeviceMemory
 from ..watch.survey import FAST_BFLOAT16, find_compiler
 from .compiling import choose_kernels, use_compiler
 from .rates import operations_per_token, product_rates, run_seconds
@@ -86,7 +86,7 @@ def choose_machine(
     Args:
         stored: name -> value of the choices of the run that goes on; None for a new run.
         tokens: targets of the whole run, for the estimate of its length.
-        free: bytes of memory that the choices go by; None: what is free now.
+        free: bytes of memory that the choices go by; None: what is free on the device now.
     Raises:
         ConfigError: a device that this machine lacks, a dtype that the device lacks, a compiler that is not there.
         CheckpointError: a stored choice that this machine cannot take.
@@ -108,7 +108,11 @@ def choose_machine(
         stored=old.get("executor"),
     )
     _refuse_another_executor(executor, old.get("executor"))
-    memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"), free)
+
+    def room() -> int | None:
+        return free or DeviceMemory(torch.device(device.value)).available()
+
+    memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"), room)
 
     def seconds() -> float:
         operations = operations_per_token(geometry, training.kernel_block, executor.tile)
@@ -318,7 +322,7 @@ def _activation_memory(
     executor: ExecutorChoice,
     dtype: str,
     stored: str | None,
-    free: int | None,
+    room: Callable[[], int | None],
 ) -> Choice:
     name, asked = "activation_memory", config.runtime.activation_memory
     if stored is not None:
@@ -342,7 +346,7 @@ def _activation_memory(
     about = f"a step would keep about {needs['keep'] / 1e6:,.0f} MB"
     if asked != "auto":
         return _within_budget(name, int(asked), needs, about)
-    free = free or machine_memory().available
+    free = room()
     if not free:
         return Choice(name, "keep", f"{about}; free memory is not known here")
     fits = needs["keep"] <= KEPT_SHARE * free
