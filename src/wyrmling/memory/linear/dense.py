@@ -91,12 +91,13 @@ class DenseBlock(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # the scores are saved as constants: a second derivative must fail, not be wrong
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):  # whatever is in force there
-            return DenseBlock._gradients(ctx, *gradients)
+        saved = ctx.saved_tensors  # once: what a checkpoint computes again can be taken out a single time
+        with torch.autocast(saved[0].device.type, enabled=False):  # whatever is in force there
+            return DenseBlock._gradients(saved, *gradients)
 
     @staticmethod
-    def _gradients(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        queries, values, state, decay, *scores = ctx.saved_tensors
+    def _gradients(saved: tuple[Tensor, ...], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        queries, values, state, decay, *scores = saved
         g_reads, g_final = gradients
         heads, rows, length, _ = queries.shape
         wide = values.dtype if state is None else state.dtype
