@@ -22,8 +22,8 @@ from rule_examples import (
 
 from wyrmling.config import Config, layer_totals, load_config, resolve_gradient_accumulation
 from wyrmling.config.problems import RuleError
-from wyrmling.config.rulebook import Rule
 from wyrmling.config.rules import RULES
+from wyrmling.config.rules.rulebook import Rule
 from wyrmling.errors import ConfigError
 
 Write = Callable[[str, str], str]

@@ -27,13 +27,13 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError
 
 from ..errors import ConfigError
-from .layout_rules import is_folder_name
 from .load import config_from_tree, read_layers
 from .locations import KeyPath
 from .messages import value_problems
 from .overrides import apply_override
 from .paths import bundle_folder, run_folder
 from .reading import locate, read_layer
+from .rules.layout import is_folder_name
 from .schema import Config
 from .schema.base import UNSET, Table, Text, Texts
 from .toml import toml_value

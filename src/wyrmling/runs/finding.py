@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import Config
-from ..config.layout_rules import is_folder_name
 from ..config.paths import run_root
+from ..config.rules.layout import is_folder_name
 from ..errors import CheckpointError
 from ..files import TEMPORARY_PREFIX
 from . import records

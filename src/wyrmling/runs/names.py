@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from ..config.layout_rules import is_folder_name
+from ..config.rules.layout import is_folder_name
 from ..errors import ConfigError
 
 TRIES = 64

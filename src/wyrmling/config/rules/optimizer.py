@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .problems import Problem, exclusive
+from ..problems import Problem, exclusive
+from ..schema.optimizer import CosineSchedule, LinearSchedule, NoamSchedule
 from .rulebook import Rulebook
-from .schema.optimizer import CosineSchedule, LinearSchedule, NoamSchedule
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 BOOK = Rulebook()
 SCHEDULE = "optimizer.lr_schedule"

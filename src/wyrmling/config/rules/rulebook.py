@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .problems import Problem
+from ..problems import Problem
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 Find = Callable[["Config"], Iterator[Problem]]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .problems import Problem
+from ..problems import Problem
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 BOOK = Rulebook()
 TABLE = "training.gdpo"

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .problems import Problem
+from ..problems import Problem
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 BOOK = Rulebook()
 FOLDERS = ("category", "bundle", "stage", "variant")

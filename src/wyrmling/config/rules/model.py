@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .fanout import layer_totals, schedule_totals
-from .problems import Problem
+from ..fanout import layer_totals, schedule_totals
+from ..problems import Problem
+from ..schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 from .rulebook import Rulebook
-from .schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 BOOK = Rulebook()
 

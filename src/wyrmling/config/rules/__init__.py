@@ -9,37 +9,37 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..problems import RuleError
 from . import (
-    autotune_rules,
-    dataset_rules,
-    gdpo_rules,
-    layout_rules,
-    memory_rules,
-    model_rules,
-    optimizer_rules,
-    process_rules,
-    scale_rules,
-    training_rules,
-    transfer_rules,
+    autotune,
+    dataset,
+    gdpo,
+    layout,
+    memory,
+    model,
+    optimizer,
+    process,
+    scales,
+    training,
+    transfer,
 )
-from .problems import RuleError
 from .rulebook import Rule
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 RULES: tuple[Rule, ...] = (
-    *training_rules.BOOK,
-    *scale_rules.BOOK,
-    *gdpo_rules.BOOK,
-    *transfer_rules.BOOK,
-    *optimizer_rules.BOOK,
-    *dataset_rules.BOOK,
-    *model_rules.BOOK,
-    *memory_rules.BOOK,
-    *autotune_rules.BOOK,
-    *process_rules.BOOK,
-    *layout_rules.BOOK,
+    *training.BOOK,
+    *scales.BOOK,
+    *gdpo.BOOK,
+    *transfer.BOOK,
+    *optimizer.BOOK,
+    *dataset.BOOK,
+    *model.BOOK,
+    *memory.BOOK,
+    *autotune.BOOK,
+    *process.BOOK,
+    *layout.BOOK,
 )
 """Every rule, in the order in which broken ones are told."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .problems import Problem, at_most
+from ..problems import Problem, at_most
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
-    from .schema import Config, Mamba
+    from ..schema import Config, Mamba
 
 BOOK = Rulebook()
 TABLE = "model.mamba"

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .problems import Problem, exclusive
+from ..problems import Problem, exclusive
+from ..schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
+from ..schema.tokenizer import PretokenizedTokenizer
 from .rulebook import Rulebook
-from .schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
-from .schema.tokenizer import PretokenizedTokenizer
 
 if TYPE_CHECKING:
-    from .schema import Config
+    from ..schema import Config
 
 BOOK = Rulebook()
 _PLACEHOLDER = re.compile(r"\{[^{}]+\}")
