@@ -23,6 +23,7 @@ from wyrmling.data.dataset import prepare_dataset
 from wyrmling.data.order import IGNORED, SequentialWindows
 from wyrmling.data.store import Split
 from wyrmling.training.machine import keep_freed_memory
+from wyrmling.watch.memory import current_memory
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,11 @@ def run(
     begun = time.perf_counter()
     model = train(text, dataset.tokenizer.vocab_size, setting, seed, low=low)
     seconds = time.perf_counter() - begun
+    memory = current_memory()  # nothing that was freed has gone back
     loss, targets = evaluate(model, dataset.validation, setting.length)
     return {
         "seconds": seconds,
+        "memory_bytes": memory,
         "loss": loss,
         "targets": targets,
         "parameters": model.parameter_count(),

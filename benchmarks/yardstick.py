@@ -36,6 +36,7 @@ class Outcome:
         seconds: of the training steps alone (batches, logging and all, but no validation and no checkpoint).
         process: seconds of the whole process, from nothing to trained; None where it also evaluates.
         losses: nats per character by the way of scoring.
+        memory_bytes: resident in training; None where it was not asked for.
     """
 
     who: str
@@ -45,6 +46,7 @@ class Outcome:
     seconds: float
     process: float | None
     losses: dict[str, float]
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def small_gpt(data: list[str], seed: int, *, low: bool) -> Outcome:
         seconds=found["seconds"],
         process=None,
         losses={f"windows of {Setting.length}": found["loss"]},
+        memory_bytes=found["memory_bytes"],
     )
 
 
