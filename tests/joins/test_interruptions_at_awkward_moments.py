@@ -152,6 +152,17 @@ def test_pointers_are_mended_after_a_kill_between_two_writes(tiny_config: Make) 
     assert wyrmling.load_run(done.run.path, checkpoint="best").step == best
 
 
+def test_what_a_killed_write_left_is_gone_after_a_resume(tiny_config: Make) -> None:
+    """In the run's own folder too, where the records lie."""
+    config = tiny_config("training.max_iters=4")
+    run = wyrmling.train(config).run.path
+    left = [run / ".tmp-training_config.json-4242-4242", run / "checkpoint" / ".tmp-latest-4242-4242"]
+    for path in left:
+        path.write_text("{")
+    wyrmling.train(resume(config, run, "training.max_iters=5"))
+    assert not [path for path in left if path.exists()]
+
+
 def test_a_run_is_locked_before_anything_of_it_is_read(tiny_config: Make) -> None:
     config = tiny_config()
     done = wyrmling.train(config, callbacks=[Watcher(stop=4)])

@@ -17,7 +17,7 @@ from ..checkpoint.transfer import Transfer, TransferReport
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
 from ..errors import CheckpointError
-from ..files import write_json_atomically
+from ..files import remove_leftovers, write_json_atomically
 from ..model import Model
 from ..optim import describe_length
 from ..runs import RunDirectory, build_run_record, create_run, refuse_taken
@@ -106,6 +106,7 @@ def train(
         run = resumed_run(config, told.on_message)
         if run is not None:
             held.enter_context(run.lock())  # before anything of it is read: nobody else may move it meanwhile
+            remove_leftovers(run.path)  # of a write that was killed
         else:
             refuse_taken(config)  # before text is read and micro-batches are tried
         launch = resolve_launch(config, run, told.on_message, allow_inexact=allow_inexact)
