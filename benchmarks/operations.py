@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wyrmling.training.operations import operations
+from wyrmling.training.profiling.operations import operations
 from wyrmling.watch.matrix_rate import SHAPES, operations_of, product_name, products
 
 from .harness import Timing

@@ -15,8 +15,8 @@ from wyrmling import Config
 from wyrmling.config import with_overrides
 from wyrmling.data.dataset import Dataset, prepare_dataset
 from wyrmling.errors import ConfigError, DataError, WyrmlingError
-from wyrmling.training import autotune, batch_probe
-from wyrmling.training.autotune import MARGIN, MIB, Tuned, ask_process, tune
+from wyrmling.training.autotune import batch_probe
+from wyrmling.training.autotune.tuning import MARGIN, MIB, Tuned, ask_process, tune
 from wyrmling.training.session import Learner
 from wyrmling.watch.events import Message
 
@@ -123,7 +123,7 @@ def test_rows_that_the_text_has_not_are_not_chosen(tiny_config: Make) -> None:
     """A streaming order needs a block for every row."""
     carry = ("training.tbptt_persist_across_steps=true", "training.tbptt_chunk_size=16")
     config = tiny_config(*ON, *carry, f"{TABLE}.max_batch_size=100000")
-    blocks = autotune.Plan.of(config, prepare_dataset(config)).order.count
+    blocks = tuning.Plan.of(config, prepare_dataset(config)).order.count
     machine = Machine(row=1)
     tuned = search(config, machine)
     assert tuned.config.training.batch_size == blocks
@@ -137,9 +137,9 @@ def test_the_memory_that_is_free_decides_where_a_share_is_asked_for(
 ) -> None:
     config = tiny_config(f"{TABLE}.enabled=true", f"{TABLE}.target_memory_fraction=0.5")
     config = with_overrides(config, [f"{TABLE}.max_batch_size=64"])
-    monkeypatch.setattr(autotune.DeviceMemory, "available", lambda self: 2000 * MIB)
+    monkeypatch.setattr(tuning.DeviceMemory, "available", lambda self: 2000 * MIB)
     assert search(config, Machine()).config.training.batch_size == 9
-    monkeypatch.setattr(autotune.DeviceMemory, "available", lambda self: None)
+    monkeypatch.setattr(tuning.DeviceMemory, "available", lambda self: None)
     with pytest.raises(ConfigError, match=rf"set {TABLE}.target_device_memory_mb instead"):
         search(config, Machine())
 
@@ -157,7 +157,7 @@ def test_a_process_that_a_signal_ends_counts_as_dead_and_a_defect_is_an_error() 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="address space is limited on Linux only")
 def test_a_guarded_process_is_refused_memory_and_lives_to_say_so() -> None:
     code = (
-        "import json\nfrom wyrmling.training import batch_probe\nbatch_probe.SLACK = 0\n"
+        "import json\nfrom wyrmling.training.autotune import batch_probe\nbatch_probe.SLACK = 0\n"
         "batch_probe.guard(batch_probe.current_memory() + (64 << 20), 1)\n"
         "try:\n    bytearray(1 << 30)\nexcept MemoryError:\n    print(json.dumps({'status': 'refused memory'}))\n"
     )
@@ -194,7 +194,7 @@ def test_a_real_probe_chooses_and_a_run_that_goes_on_takes_what_it_had(
     loaded = wyrmling.load_run(first.run.path)  # an evaluation reads as many rows at a time
     assert loaded.config.training.batch_size == 3
 
-    monkeypatch.setattr(autotune, "ask_process", lambda request: pytest.fail("probed again"))
+    monkeypatch.setattr(tuning, "ask_process", lambda request: pytest.fail("probed again"))
     place = f'training.resume_run_dir="{first.run.path.as_posix()}"'
     second = wyrmling.train(with_overrides(half, ["training.launch_mode=resume_exact_run", place]))
     assert second.step == 4
@@ -249,6 +249,6 @@ def test_a_name_that_is_taken_shows_before_anything_is_tried(
     tiny_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs" / "amber").mkdir(parents=True)
-    monkeypatch.setattr(autotune, "ask_process", lambda request: pytest.fail("a number of rows was tried"))
+    monkeypatch.setattr(tuning, "ask_process", lambda request: pytest.fail("a number of rows was tried"))
     with pytest.raises(ConfigError, match="amber exists already"):
         wyrmling.train(tiny_config(*ON, "run_layout.name=amber"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wyrmling.config import resolve_gradient_accumulation
-from wyrmling.training.batch_search import bounds, candidates, largest_fitting, nearest_to_target
+from wyrmling.training.autotune.batch_search import bounds, candidates, largest_fitting, nearest_to_target
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from wyrmling import Callback, Config
 from wyrmling.data.batches import Batch
 from wyrmling.errors import StorageError
 from wyrmling.training import profiling
-from wyrmling.training.profiling import PROBES, RunProfile, copied_bytes
-from wyrmling.training.tracing import TRACED_STEPS, WARM_UP_STEPS, Tracer
+from wyrmling.training.profiling.run_profile import PROBES, RunProfile, copied_bytes
+from wyrmling.training.profiling.tracing import TRACED_STEPS, WARM_UP_STEPS, Tracer
 from wyrmling.watch.events import Message
 from wyrmling.watch.profile_table import table
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.config.schema.model import SequenceKernel
 from wyrmling.model import Composed, Model
-from wyrmling.training.operations import step_operations
+from wyrmling.training.profiling.operations import step_operations
 
 
 def model(**changes: object) -> Model:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-from ..data.batches import Batch
-from ..files import write_json_atomically
-from ..watch.device_memory import DeviceMemory, Reading
-from ..watch.events import Message
-from ..watch.matrix_rate import matrix_rate
-from ..watch.profile import STAGE_PROFILE, STAGES, StageProfile
-from ..watch.profile_table import headline
+from ...data.batches import Batch
+from ...files import write_json_atomically
+from ...watch.device_memory import DeviceMemory, Reading
+from ...watch.events import Message
+from ...watch.matrix_rate import matrix_rate
+from ...watch.profile import STAGE_PROFILE, STAGES, StageProfile
+from ...watch.profile_table import headline
+from ..session import Session
 from .operations import step_operations
-from .session import Session
 from .stage_probes import PROBES, StageProbes
 from .tracing import Tracer
 

@@ -19,19 +19,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import Config
-from ..config.rules import resolve_gradient_accumulation
-from ..data.dataset import Dataset
-from ..errors import ConfigError, DataError, UserError, WyrmlingError
-from ..model import Geometry
-from ..runs import Choice
-from ..watch import quantities
-from ..watch.device_memory import DeviceMemory
-from ..watch.events import Message
+from ...config import Config
+from ...config.rules import resolve_gradient_accumulation
+from ...data.dataset import Dataset
+from ...errors import ConfigError, DataError, UserError, WyrmlingError
+from ...model import Geometry
+from ...runs import Choice
+from ...watch import quantities
+from ...watch.device_memory import DeviceMemory
+from ...watch.events import Message
+from ..machine import choose_machine
+from ..plan import Plan
+from ..session import Parts, vocabulary_of
 from .batch_search import bounds, largest_fitting, nearest_to_target
-from .machine import choose_machine
-from .plan import Plan
-from .session import Parts, vocabulary_of
 
 TABLE = "runtime.startup_autotune"
 CHOICE = "batch_size"
@@ -308,8 +308,8 @@ def ask_process(request: Request, command: Sequence[str] | None = None) -> Answe
     Raises:
         WyrmlingError: it failed without a word, and not for lack of memory.
     """
-    words = command or (sys.executable, "-m", "wyrmling.training.batch_probe")
-    source = str(Path(__file__).parents[2])
+    words = command or (sys.executable, "-m", "wyrmling.training.autotune.batch_probe")
+    source = str(Path(__file__).parents[3])
     paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     with tempfile.TemporaryFile() as complaints:

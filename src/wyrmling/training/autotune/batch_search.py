@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..config.rules import resolve_gradient_accumulation
+from ...config.rules import resolve_gradient_accumulation
 
 
 def candidates(low: int, high: int) -> list[int]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..errors import StorageError
-from ..files import write_atomically
+from ...errors import StorageError
+from ...files import write_atomically
 
 WARM_UP_STEPS = 3
 TRACED_STEPS = 3

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..model import Model
-from ..model.heads.standard import cross_entropy_sum
-from ..watch.device_memory import DeviceMemory
-from .machine import Machine
+from ...model import Model
+from ...model.heads.standard import cross_entropy_sum
+from ...watch.device_memory import DeviceMemory
+from ..machine import Machine
 
 PROBES = (
     "embed_probe",

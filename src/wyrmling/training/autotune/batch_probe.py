@@ -1,9 +1,9 @@
 """A process that takes a few real training steps with a number of rows, and says what they needed.
 
-It is started as `python -m wyrmling.training.batch_probe`, reads one JSON object from standard input, and writes one
-line of JSON. What it computes is a training step with everything that needs memory: weights, gradients, moments,
-carried states, what continual backprop watches, and as many micro-batches as gradients have to be kept over. The tokens
-are drawn at random, since memory does not depend on what they are.
+It is started as `python -m wyrmling.training.autotune.batch_probe`, reads one JSON object from standard input, and
+writes one line of JSON. What it computes is a training step with everything that needs memory: weights, gradients,
+moments, carried states, what continual backprop watches, and as many micro-batches as gradients have to be kept over.
+The tokens are drawn at random, since memory does not depend on what they are.
 
 On Linux a probe on the CPU gives itself a limit of address space somewhat above the target, and asks to be the first
 to go where the machine runs out of memory: it ends instead of something else. Elsewhere its peak is all there is.
@@ -20,19 +20,19 @@ from typing import Any
 
 import torch
 
-from ..config import Config
-from ..config.rules import resolve_gradient_accumulation
-from ..data.batches import Batch
-from ..errors import UserError
-from ..model import Geometry
-from ..optim.continual import Activity
-from ..watch.device_memory import DeviceMemory
-from ..watch.memory import current_memory
-from ..watch.profile import StageProfile
-from .machine import Machine, apply_process_settings, choose_machine
-from .session import build_learner
-from .step import StepRules, optimizer_step
-from .streams import Streams
+from ...config import Config
+from ...config.rules import resolve_gradient_accumulation
+from ...data.batches import Batch
+from ...errors import UserError
+from ...model import Geometry
+from ...optim.continual import Activity
+from ...watch.device_memory import DeviceMemory
+from ...watch.memory import current_memory
+from ...watch.profile import StageProfile
+from ..machine import Machine, apply_process_settings, choose_machine
+from ..session import build_learner
+from ..step import StepRules, optimizer_step
+from ..streams import Streams
 
 # Address space that is reserved and never touched: arenas of malloc and stacks, more with every thread.
 SLACK, SLACK_PER_THREAD = 1 << 30, 1 << 27

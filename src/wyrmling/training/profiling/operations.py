@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..memory.choose import BLOCK_ROWS
-from ..model import Model
-from ..model.geometry import Geometry
+from ...memory.choose import BLOCK_ROWS
+from ...model import Model
+from ...model.geometry import Geometry
 
 
 def operations(
