@@ -15,7 +15,7 @@ from wyrmling import Config
 from wyrmling.config import with_overrides
 from wyrmling.data.dataset import Dataset, prepare_dataset
 from wyrmling.errors import ConfigError, DataError, WyrmlingError
-from wyrmling.training.autotune import batch_probe
+from wyrmling.training.autotune import batch_probe, tuning
 from wyrmling.training.autotune.tuning import MARGIN, MIB, Tuned, ask_process, tune
 from wyrmling.training.session import Learner
 from wyrmling.watch.events import Message
