@@ -14,7 +14,7 @@ import wyrmling
 from wyrmling import Callback, Config
 from wyrmling.data.batches import Batch
 from wyrmling.errors import StorageError
-from wyrmling.training import profiling
+from wyrmling.training.profiling import run_profile
 from wyrmling.training.profiling.run_profile import PROBES, RunProfile, copied_bytes
 from wyrmling.training.profiling.tracing import TRACED_STEPS, WARM_UP_STEPS, Tracer
 from wyrmling.watch.events import Message
@@ -58,7 +58,7 @@ class Messages(Callback):
 @pytest.fixture(autouse=True)
 def _known_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's products are measured elsewhere (tests/watch/test_matrix_rate.py)."""
-    monkeypatch.setattr(profiling, "matrix_rate", lambda *_, **__: 1e12)
+    monkeypatch.setattr(run_profile, "matrix_rate", lambda *_, **__: 1e12)
 
 
 def weights(result: wyrmling.TrainResult) -> dict[str, bytes]:
