@@ -34,9 +34,9 @@ def test_a_word_is_filled_in(words: list[str], expected: list[str]) -> None:
 def test_the_command_prints_the_table_and_leaves_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wyrmling.training import profiling
+    from wyrmling.training.profiling import run_profile
 
-    monkeypatch.setattr(profiling, "matrix_rate", lambda *_, **__: 1e12)
+    monkeypatch.setattr(run_profile, "matrix_rate", lambda *_, **__: 1e12)
     (tmp_path / "text.txt").write_text(small_text(), encoding="utf-8", newline="")
     settings = {
         "dataset.type": "local_text",
