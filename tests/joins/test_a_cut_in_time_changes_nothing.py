@@ -168,6 +168,13 @@ def test_no_tokens_is_the_identity_on_the_state() -> None:
     assert after is state
 
 
+def test_no_rows_is_a_pass_like_any_other() -> None:
+    model = build("rope")
+    hidden, after = model(torch.zeros(0, 5, dtype=torch.int64))
+    assert hidden.shape == (0, 5, 8)
+    assert after.rows == 0
+
+
 def test_a_state_of_other_rows_is_refused_not_broadcast() -> None:
     model = build("rope")
     _, state = model(torch.randint(0, 13, (1, 3)))

@@ -133,7 +133,7 @@ class Model(nn.Module):
         """Read tokens, from a state to a state.
 
         Args:
-            tokens: int64 [B, T]; T = 0 is the identity on the state.
+            tokens: int64 [B, T]; with B or T = 0 the state stays as it is.
             state: what the rows have seen before; None is nothing. Never changed.
             reset: bool [B], rows that start anew with this call.
             dropout: the key of this step's masks; None (evaluation, generation) drops nothing.
@@ -152,7 +152,7 @@ class Model(nn.Module):
             state = state.reset(reset)
         position = torch.zeros(rows, dtype=torch.int64) if state is None else state.position
         hidden = self.norm(self.embedding(tokens))
-        if length == 0:
+        if rows == 0 or length == 0:
             return hidden, (state or self.initial_state(rows)) if carry else None
         layers = []
         for index, weights in enumerate(self.layer_weights(rows * length)):
