@@ -89,6 +89,10 @@ def test_values_are_toml_or_bare_text(option: str, key: str, value: object) -> N
             "dataset.exclude is a list of 1; its items are numbered from 0, 'x' is none of them",
         ),
         ("dataset.exclude.0.x=1", "dataset.exclude.0 is a single value, not a table"),
+        (
+            "training.module_lr_scales.0.scale=1",
+            "training.module_lr_scales is empty: give the whole list, --set 'training.module_lr_scales=[...]'",
+        ),
     ],
 )
 def test_a_malformed_or_unknown_option_is_refused_by_name(

@@ -70,10 +70,13 @@ def _lay(tree: Node, path: KeyPath, value: Node, option: str) -> Node:
             continue
         index = str(path[depth])
         if not index.isdecimal() or int(index) >= len(items):
-            raise ConfigError(
-                f"--set {one_line(option)}: {dotted(path[:depth])} is a list of {len(items)}; "
-                f"its items are numbered from 0, {index!r} is none of them"
+            listed = dotted(path[:depth])
+            wrong = (
+                f"is a list of {len(items)}; its items are numbered from 0, {index!r} is none of them"
+                if items
+                else f"is empty: give the whole list, --set '{listed}=[...]'"
             )
+            raise ConfigError(f"--set {one_line(option)}: {listed} {wrong}")
         if depth + 1 < len(path):
             item = items[int(index)]
             if not item.is_table:
