@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from .watching import watchers
+
 
 def bundle(
     file: Annotated[
@@ -56,16 +58,7 @@ def bundle(
             typer.echo(f"{number} of {len(plan)}: {described(item)}  {item.stage.run}")
         return
 
-    from ..watch.console import ConsoleReporter
-    from ..watch.events import Callback
-
-    console = ConsoleReporter()
-    callbacks: list[Callback] = [console]
-    if track:
-        from ..watch.tensorboard import TensorBoardWriter
-
-        callbacks.append(TensorBoardWriter())
-    try:
+    with watchers(track) as (console, callbacks):
         result = run_bundle(
             loaded,
             callbacks=callbacks,
@@ -74,6 +67,4 @@ def bundle(
             stop_after=stop_after,
             preparing=console.preparing,
         )
-    finally:
-        console.close()
     raise typer.Exit(result.exit_code)

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import ConfigError
+from .watching import watchers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,16 +76,8 @@ def train(
     config = _resumed(resume, configs, overrides) if resume is not None else _configured(configs, overrides)
 
     from ..training import train as run_training
-    from ..watch.console import ConsoleReporter
-    from ..watch.events import Callback
 
-    console = ConsoleReporter()
-    callbacks: list[Callback] = [console]
-    if track:
-        from ..watch.tensorboard import TensorBoardWriter
-
-        callbacks.append(TensorBoardWriter())
-    try:
+    with watchers(track) as (console, callbacks):
         result = run_training(
             config,
             callbacks=callbacks,
@@ -92,8 +85,6 @@ def train(
             preparing=console.preparing,
             profile=None if profile is None else profile.value,
         )
-    finally:
-        console.close()
     if result.profile is not None:
         _print_profile(result.profile)
     raise typer.Exit(result.exit_code)
