@@ -7,17 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from memory_cases import draw
 from wyrmling.memory.base import MemoryState
 from wyrmling.memory.mamba3 import naive
 from wyrmling.memory.mamba3.naive import Tokens
 
 Form = Callable[[Tokens, Tensor, MemoryState | None], tuple[Tensor, MemoryState | None]]
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal numbers, the same in every dtype."""
-    generator = torch.Generator().manual_seed(1000 * seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def make_tokens(
@@ -93,12 +88,3 @@ def outcome(
     gradients = torch.autograd.grad(loss, list(inputs.values()))
     found.update({f"gradient.{k}": g for k, g in zip(inputs, gradients, strict=True)})
     return {name: x.detach() for name, x in found.items()}
-
-
-def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-10) -> None:
-    """Every entry, relative to the largest number of its tensor (at least 1)."""
-    assert one.keys() == other.keys()
-    for name, expected in other.items():
-        assert one[name].shape == expected.shape, name
-        worst = float((one[name] - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-        assert worst < tolerance, f"{name} differs by {worst:.1e}"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mamba3_cases import draw
 from torch import Tensor
 
+from memory_cases import draw
 from wyrmling.memory.mamba3.angles import accumulate, rotate_pairs, rotors, wrap
 from wyrmling.memory.mamba3.naive import rotated
 

@@ -9,14 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mamba3_cases import assert_close, draw
 from torch import Tensor
 
+from memory_cases import assert_close, assert_tiles_agree, draw
 from wyrmling.memory.base import MemoryState
 from wyrmling.memory.mamba3 import chunked
 from wyrmling.memory.mamba3.module import Mamba3
-from wyrmling.model.layer import Composed, LayerWeights
-from wyrmling.numerics.norms import Norm
 from wyrmling.numerics.roles import parts_of, role_of
 
 SMALL = {"d_state": 5, "headdim": 4, "ngroups": 2, "chunk_size": 3}
@@ -275,23 +273,7 @@ def test_float32_is_near_float64() -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_layer_runs_it_in_tiles(recompute: bool) -> None:
     """Through the composed layer: tiles hand the state on, and one read serves all heads."""
-    memory, heads, neurons = build(), 2, 6
-    weights = LayerWeights(
-        draw(heads, 8, neurons, seed=1), draw(heads, 8, neurons, seed=2), draw(heads, neurons, 8)
-    )
-    hidden, position = draw(2, 9, 8).requires_grad_(), torch.zeros(2, dtype=torch.int64)
-    layer = Composed(memory, Norm(8), recompute=recompute)
-
-    def run() -> list[Tensor]:
-        output, state, _ = layer(weights, hidden, None, position=position, layer=0)
-        loss = output.square().sum() + sum((x * draw(*x.shape)).sum() for x in state.values())
-        return [output, *state.values(), *torch.autograd.grad(loss, [hidden, *memory.parameters()])]
-
-    whole = run()
-    assert memory.choice(9).tile == 9
-    layer.tile_tokens = 4
-    for one, other in zip(run(), whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert_tiles_agree(build(), recompute=recompute)
 
 
 def test_sizes_of_the_golden_run() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mamba3_cases import assert_close, draw, empty_state, make_tokens, outcome, part_of, prefix_state
+from mamba3_cases import empty_state, make_tokens, outcome, part_of, prefix_state
 from torch import Tensor
 
+from memory_cases import assert_close, draw
 from wyrmling.memory.mamba3 import chunked, naive
 from wyrmling.memory.mamba3.naive import Tokens
 from wyrmling.memory.ssd import naive as ssd_naive

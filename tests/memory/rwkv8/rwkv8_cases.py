@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from memory_cases import draw
 from wyrmling.memory.rwkv8 import chunked, naive
 
 Form = Callable[..., tuple[Tensor, Tensor | None, Tensor | None]]
@@ -24,12 +25,6 @@ class Case(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Case:
         return Case(*(None if x is None else x.to(dtype) for x in self))
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Normal numbers, the same in every dtype."""
-    generator = torch.Generator().manual_seed(1000 * seed + sum(shape))
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def firing(*shape: int, seed: int = 0) -> Tensor:
@@ -102,12 +97,3 @@ def outcome(
     gradients = torch.autograd.grad(loss, list(given.values()))
     found.update({f"gradient.{name}": g for name, g in zip(given, gradients, strict=True)})
     return {name: x.detach() for name, x in found.items()}
-
-
-def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float = 1e-10) -> None:
-    """Every entry, relative to the largest number of its tensor (at least 1)."""
-    assert one.keys() == other.keys()
-    for name, expected in other.items():
-        assert one[name].shape == expected.shape, name
-        worst = float((one[name] - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-        assert worst < tolerance, f"{name} differs by {worst:.1e}"

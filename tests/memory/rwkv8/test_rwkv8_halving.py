@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rwkv8_cases import decays, draw, firing
+from rwkv8_cases import decays, firing
 from torch import Tensor
 
+from memory_cases import draw
 from wyrmling.memory.rwkv8.forward import Cut, cuts
 from wyrmling.memory.rwkv8.halving import Block, earlier, halves, later, padded, square
 from wyrmling.memory.rwkv8.workspace import Workspace

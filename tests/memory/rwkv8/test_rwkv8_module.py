@@ -11,14 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rwkv8_cases import assert_close, draw, firing
+from rwkv8_cases import firing
 from torch import Tensor
 
+from memory_cases import assert_close, assert_tiles_agree, draw
 from wyrmling.memory.base import MemoryState
 from wyrmling.memory.rwkv8 import chunked, naive
 from wyrmling.memory.rwkv8.module import Rwkv8, initial_time_decay
-from wyrmling.model.layer import Composed, LayerWeights
-from wyrmling.numerics.norms import Norm
 from wyrmling.numerics.roles import role_of
 
 
@@ -271,21 +270,7 @@ def test_float32_is_near_float64() -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_layer_runs_it_in_tiles(recompute: bool) -> None:
     """Through the composed layer: tiles hand the state on."""
-    memory = build(2, 6, 8, chunk=3)
-    weights = LayerWeights(draw(2, 8, 6, seed=1), draw(2, 8, 6, seed=2), draw(2, 6, 8))
-    hidden, position = draw(2, 9, 8).requires_grad_(), torch.zeros(2, dtype=torch.int64)
-    layer = Composed(memory, Norm(8), recompute=recompute)
-
-    def run() -> list[Tensor]:
-        output, state, _ = layer(weights, hidden, None, position=position, layer=0)
-        loss = output.square().sum() + sum((x * draw(*x.shape)).sum() for x in state.values())
-        return [output, *state.values(), *torch.autograd.grad(loss, [hidden, *memory.parameters()])]
-
-    whole = run()
-    assert memory.choice(9).tile == 9
-    layer.tile_tokens = 4
-    for one, other in zip(run(), whole, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert_tiles_agree(build(2, 6, 8, chunk=3), recompute=recompute)
 
 
 def test_the_chunk_that_is_asked_for_is_the_chunk_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rwkv8_cases import Case, assert_close, by_chunks, decays, firing, loop, make_case, outcome
+from rwkv8_cases import Case, by_chunks, decays, firing, loop, make_case, outcome
 from torch import Tensor
 
+from memory_cases import assert_close
 from wyrmling.memory.rwkv8 import chunked, forward, naive
 from wyrmling.memory.rwkv8.naive import EPS
 

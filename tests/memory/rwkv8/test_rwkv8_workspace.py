@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from rwkv8_cases import Case, Form, assert_close, draw, loop, make_case, outcome
+from rwkv8_cases import Case, Form, loop, make_case, outcome
 from torch import Tensor
 
+from memory_cases import assert_close, draw
 from wyrmling.memory.rwkv8 import chunked
 from wyrmling.memory.rwkv8.halving import Powers
 from wyrmling.memory.rwkv8.workspace import Workspace
