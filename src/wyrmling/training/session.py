@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -43,9 +43,9 @@ CONTINUAL = "continual"
 """The part of a checkpoint that holds utilities and ages of neurons."""
 
 
-@dataclass
-class Session:
-    """A run that is ready to go on."""
+@dataclass(frozen=True)
+class Parts:
+    """A session before it has a run directory: built, so that mistakes show before anything is written."""
 
     config: Config
     dataset: Dataset
@@ -53,15 +53,28 @@ class Session:
     machine: Machine
     model: Model
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
-    weight_decay: WeightDecay
     choices: tuple[Choice, ...]
-    run: RunDirectory
     streams: Streams | None = None
     scales: Scales = field(default_factory=Scales)
     asked: Config | None = None
     autotune: Mapping[str, Any] | None = None
     continual: ContinualBackprop | None = None
+
+    def session(self, run: RunDirectory) -> Session:
+        """The session of this run."""
+        table, total = self.config.optimizer, self.plan.total_steps
+        schedule = build_schedule(table, total, self.config.effective_model.n_embd)
+        own = {item.name: getattr(self, item.name) for item in fields(Parts)}
+        return Session(**own, schedule=schedule, weight_decay=build_weight_decay(table, total), run=run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Parts):
+    """A run that is ready to go on: its parts, how its rates go, and where it is written."""
+
+    schedule: Schedule
+    weight_decay: WeightDecay
+    run: RunDirectory
 
     @property
     def configured(self) -> Config:
@@ -186,46 +199,6 @@ class Session:
             dropout=self.config.model.dropout > 0,
             spans=training.spans,
             carries=training.carries_states,
-        )
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A session before it has a run directory: built, so that mistakes show before anything is written."""
-
-    config: Config
-    dataset: Dataset
-    plan: Plan
-    machine: Machine
-    model: Model
-    optimizer: torch.optim.Optimizer
-    choices: tuple[Choice, ...]
-    streams: Streams | None = None
-    scales: Scales = field(default_factory=Scales)
-    asked: Config | None = None
-    autotune: Mapping[str, Any] | None = None
-    continual: ContinualBackprop | None = None
-
-    def session(self, run: RunDirectory) -> Session:
-        """The session of this run."""
-        table, total = self.config.optimizer, self.plan.total_steps
-        schedule = build_schedule(table, total, self.config.effective_model.n_embd)
-        return Session(
-            self.config,
-            self.dataset,
-            self.plan,
-            self.machine,
-            self.model,
-            self.optimizer,
-            schedule,
-            build_weight_decay(table, total),
-            self.choices,
-            run,
-            streams=self.streams,
-            scales=self.scales,
-            asked=self.asked,
-            autotune=self.autotune,
-            continual=self.continual,
         )
 
 
