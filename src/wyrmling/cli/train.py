@@ -103,16 +103,11 @@ def _resumed(run: str, configs: list[str] | None, overrides: list[str] | None) -
             f"--resume takes the run's own configuration: leave {configs[0]} out, and change what may change with --set"
         )
     from ..config import with_overrides
+    from ..config.launching import to_go_on
     from ..runs import find_run
 
     directory = find_run(run)
-    path = str(directory.path).replace("\\", "/")
-    launch = ["training.launch_mode=resume_exact_run", f'training.resume_run_dir="{path}"']
-    cleared = [
-        f"training.{key}=none"
-        for key in ("init_checkpoint_path", "init_checkpoint_step", "resume_checkpoint_step")
-    ]
-    return with_overrides(directory.training_config(), [*cleared, *launch, *(overrides or [])])
+    return with_overrides(directory.training_config(), [*to_go_on(directory.path), *(overrides or [])])
 
 
 def _print_profile(path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..checkpoint import locate_checkpoint
 from ..checkpoint.layout import parse_step
 from ..config import Bundle, Config, Stage, cache_directory, with_overrides
+from ..config.launching import LAUNCH_KEYS, to_go_on
 from ..config.toml import toml_value
 from ..errors import CheckpointError, ConfigError, DataError, WyrmlingError
 from ..files import storage_errors
@@ -26,7 +27,7 @@ from ..runs.environment import RUN_DIR_VARIABLE, RUN_NAME_VARIABLE, given_run
 from ..runs.records import TOKENIZER
 from ..text.sources import open_source, open_validation_source
 from ..watch.events import Broadcaster, Callback, Message
-from .launch import CHANGEABLE, INEXACT, LAUNCH_KEYS, differences, listed, refuse_rewards
+from .launch import CHANGEABLE, INEXACT, differences, listed, refuse_rewards
 from .machine import choose_device
 from .run import Preparing, TrainResult, train, unseen
 
@@ -317,7 +318,4 @@ def _beginning(stage: Stage, lender: Path | None) -> tuple[Config, dict[str, Any
 
 def _continuation(stage: Stage) -> Config:
     """The configuration of a run that goes on."""
-    place = toml_value(stage.run.as_posix())
-    cleared = [f"training.{key}=none" for key in LAUNCH_KEYS if key not in ("launch_mode", "resume_run_dir")]
-    launch = ["training.launch_mode=resume_exact_run", f"training.resume_run_dir={place}"]
-    return with_overrides(stage.config, [*cleared, *launch])
+    return with_overrides(stage.config, to_go_on(stage.run))

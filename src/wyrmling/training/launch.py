@@ -22,6 +22,7 @@ from ..checkpoint import (
     read_checkpoint,
 )
 from ..config import Config
+from ..config.launching import LAUNCH_KEYS
 from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError
 from ..runs import RunDirectory, find_run, newest_in
@@ -59,13 +60,6 @@ CHANGEABLE = (
 )
 
 
-LAUNCH_KEYS = (
-    "launch_mode",
-    "resume_run_dir",
-    "resume_checkpoint_step",
-    "init_checkpoint_path",
-    "init_checkpoint_step",
-)
 # What may change besides when bit-for-bit continuation is given up.
 INEXACT = (
     "runtime.device",
