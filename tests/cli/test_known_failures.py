@@ -647,13 +647,23 @@ def test_a_run_that_diverges_stops_names_the_step_and_saves_nothing_that_is_not_
 def test_the_advice_after_a_divergence_can_be_followed(
     command: Command, train: Command, tmp_path: Path
 ) -> None:
-    """Where the message says to resume with another rate, a resume with another rate is not refused."""
+    """A fork of the last good checkpoint, with what the message says is to be smaller."""
     path = write(tmp_path / "text.txt", small_text(60))
-    said = train(path, "optimizer.weight_decay=1e36", "training.max_iters=4", "run_layout.name=wild")
+    assert train(path, "training.max_iters=2", "run_layout.name=calm").code == 0
+    settings = options("optimizer.weight_decay=1e36", "training.max_iters=6", "run_layout.name=wild")
+    said = command("train", "--fork", "calm", *settings)
+    assert said.code == 3
     line = said.err.splitlines()[-1]
-    if "resume with a smaller optimizer.learning_rate" in line:
-        again = command("train", "--resume", "wild", *options("optimizer.learning_rate=1e-5"))
-        assert again.code != 2, again.err
+    assert "steps 2, 3" in line
+    assert "--fork wild" in line
+    assert "optimizer.weight_decay" in line
+    settings = options(
+        "training.resume_checkpoint_step=2", "optimizer.weight_decay=0.1", "run_layout.name=tame"
+    )
+    assert "diverged at step" not in command("train", "--fork", "wild", *settings).done().err
+    assert progress(tmp_path / "runs" / "tame")["step"] == 6
+    listed = {run["name"]: run["status"] for run in json.loads(command("runs", "--json").done().out)}
+    assert listed == {"calm": "finished", "wild": "diverged", "tame": "finished"}
 
 
 @pytest.mark.parametrize(

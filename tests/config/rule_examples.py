@@ -108,6 +108,7 @@ EXAMPLES: dict[str, list[Example]] = {
             {START: "resume_exact_run"},
             'training.launch_mode = "resume_exact_run" requires training.resume_run_dir',
         ),
+        ({START: "fork"}, 'training.launch_mode = "fork" requires training.resume_run_dir'),
         (
             {START: "init_from_checkpoint"},
             'training.launch_mode = "init_from_checkpoint" requires training.init_checkpoint_path',

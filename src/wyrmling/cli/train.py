@@ -57,6 +57,14 @@ def train(
         str | None,
         typer.Option(metavar="RUN", help="Go on with a run: its name, its folder, or `latest`."),
     ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Begin a new run that goes on from a run's newest checkpoint, with what --set changes of "
+            "[optimizer] and of the run's length.",
+        ),
+    ] = None,
     allow_inexact: Annotated[
         bool, typer.Option(help="Resume even where this machine cannot continue bit for bit.")
     ] = False,
@@ -73,7 +81,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model on your text. Without arguments: the recipe `shakespeare`, about three minutes."""
-    config = _resumed(resume, configs, overrides) if resume is not None else _configured(configs, overrides)
+    config = _configured(configs, overrides, resume=resume, fork=fork)
 
     from ..training import train as run_training
 
@@ -90,24 +98,30 @@ def train(
     raise typer.Exit(result.exit_code)
 
 
-def _configured(configs: list[str] | None, overrides: list[str] | None) -> Config:
-    from ..config import load_config
+def _configured(
+    configs: list[str] | None, overrides: list[str] | None, *, resume: str | None, fork: str | None
+) -> Config:
+    """The configuration that was given, or that of the run that goes on, with what --set changes."""
+    from ..config import load_config, with_overrides
 
-    return load_config(configs or (), overrides or ())
-
-
-def _resumed(run: str, configs: list[str] | None, overrides: list[str] | None) -> Config:
-    """The configuration of a run that goes on, with what --set changes."""
+    run = resume if fork is None else fork
+    if run is None:
+        return load_config(configs or (), overrides or ())
+    if resume is not None and fork is not None:
+        raise ConfigError(
+            "--resume goes on with a run, --fork begins a new one from it: leave one of them out"
+        )
     if configs:
         raise ConfigError(
-            f"--resume takes the run's own configuration: leave {configs[0]} out, and change what may change with --set"
+            f"--{'resume' if fork is None else 'fork'} takes the run's own configuration: leave {configs[0]} out, "
+            "and change what may change with --set"
         )
-    from ..config import with_overrides
-    from ..config.launching import to_go_on
+    from ..config.launching import to_fork, to_go_on
     from ..runs import find_run
 
     directory = find_run(run)
-    return with_overrides(directory.training_config(), [*to_go_on(directory.path), *(overrides or [])])
+    launch = to_go_on(directory.path) if fork is None else to_fork(directory.path)
+    return with_overrides(directory.training_config(), [*launch, *(overrides or [])])
 
 
 def _print_profile(path: Path) -> None:

@@ -18,5 +18,14 @@ LAUNCH_KEYS = (
 
 def to_go_on(run: Path) -> list[str]:
     """What to set over the configuration of a run, so that it goes on from its newest checkpoint."""
-    launch = {"launch_mode": "resume_exact_run", "resume_run_dir": toml_value(run.as_posix())}
+    return _launch("resume_exact_run", run)
+
+
+def to_fork(run: Path) -> list[str]:
+    """What to set over the configuration of a run for a new run that goes on from its newest checkpoint."""
+    return [*_launch("fork", run), "run_layout.name=none"]
+
+
+def _launch(mode: str, run: Path) -> list[str]:
+    launch = {"launch_mode": mode, "resume_run_dir": toml_value(run.as_posix())}
     return [f"training.{key}={launch.get(key, 'none')}" for key in LAUNCH_KEYS]

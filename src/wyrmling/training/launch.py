@@ -5,6 +5,8 @@ resume_exact_run                     the run `training.resume_run_dir` goes on, 
 resume_latest_checkpoint_if_present  `latest` goes on if there is one; refused when it is a run of another
                                      configuration
 init_from_checkpoint                 a new run with the weights of `training.init_checkpoint_path`
+fork                                 a new run that goes on from a checkpoint of `training.resume_run_dir` as that run
+                                     would, but for a changed optimizer, schedule or length
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from ..checkpoint import (
 from ..config import Config
 from ..config.launching import LAUNCH_KEYS
 from ..config.paths import run_folder, run_root
+from ..config.schema.optimizer import Optimizer
 from ..errors import CheckpointError, ConfigError
 from ..runs import RunDirectory, find_run, newest_in
 from ..runs.environment import given_run
@@ -70,6 +73,10 @@ INEXACT = (
 )
 
 
+# What a fork may change besides: how weights are changed from here on, but not the method, whose moments go on.
+FORKABLE = tuple(f"optimizer.{key}" for key in Optimizer.model_fields if key != "name")
+
+
 @dataclass(frozen=True)
 class Launch:
     """What a run starts from.
@@ -77,14 +84,23 @@ class Launch:
     Attributes:
         run: the run that goes on; None for a new one.
         checkpoint: what it goes on from; None when it was stopped before its first checkpoint.
+        forked: the run that a new one leaves at `checkpoint`.
+        changed: `key: old -> new` for what a fork does otherwise than the run it leaves.
         initial: the checkpoint whose weights a new run starts with.
         interface: a second one, of `training.init_transfer`.
     """
 
     run: RunDirectory | None = None
     checkpoint: Checkpoint | None = None
+    forked: RunDirectory | None = None
+    changed: tuple[str, ...] = ()
     initial: Checkpoint | None = None
     interface: Checkpoint | None = None
+
+    @property
+    def source(self) -> RunDirectory | None:
+        """The run whose data, choices and checkpoint go on, in its own folder or in a fork's."""
+        return self.run or self.forked
 
 
 def refuse_rewards(config: Config) -> None:
@@ -139,6 +155,8 @@ def resolve_launch(
     if run is not None:
         refuse_differences(run.training_config(), config, run.name, INEXACT if allow_inexact else ())
         return Launch(run=run, checkpoint=_read(run, training.resume_checkpoint_step, tell))
+    if training.launch_mode == "fork":
+        return _fork(config, tell, INEXACT if allow_inexact else ())
     if training.init_checkpoint_path is not None:
         initial = _initial(training.init_checkpoint_path, training.init_checkpoint_step, tell)
         second = training.init_transfer
@@ -151,6 +169,27 @@ def resolve_launch(
             "training.launch_mode = init_from_checkpoint requires training.init_checkpoint_path"
         )
     return Launch()
+
+
+def _fork(config: Config, tell: Callable[[Message], None], also: tuple[str, ...]) -> Launch:
+    """The run that a new one leaves, at the checkpoint that was named or the newest good one."""
+    training = config.training
+    if training.resume_run_dir is None:
+        raise ConfigError("training.launch_mode = fork requires training.resume_run_dir")
+    source = find_run(str(training.resume_run_dir), run_root(config))
+    before = source.training_config()
+    refuse_differences(before, config, source.name, (*FORKABLE, *also))
+    checkpoint = _read(source, training.resume_checkpoint_step, tell)
+    if checkpoint is None:
+        raise CheckpointError(
+            f"{source.name} has no checkpoint yet, nothing to fork; start a new run instead"
+        )
+    told = ("training.max_iters", "training.epochs")
+    unseen = tuple(key for key in CHANGEABLE if key not in told)
+    changed = tuple(differences(before, config, unseen))
+    what = "; ".join(changed) or "nothing is changed"
+    tell(Message("info", "fork", f"from {source.name} at step {checkpoint.step}: {what}"))
+    return Launch(checkpoint=checkpoint, forked=source, changed=changed)
 
 
 def with_own_launch(config: Config, recorded: Config) -> Config:
@@ -205,12 +244,15 @@ def differences(old: Config, new: Config, allowed: tuple[str, ...] = CHANGEABLE)
 
 def refuse_differences(old: Config, new: Config, name: str, also: tuple[str, ...] = ()) -> None:
     """Raises CheckpointError when a resumed run would be another run."""
-    found = differences(old, new, (*CHANGEABLE, *also))
-    if found:
-        raise CheckpointError(
-            f"{name} cannot go on with another configuration: {listed(found)}; start a new run, or take its weights "
-            "with training.launch_mode = init_from_checkpoint"
-        )
+    allowed = (*CHANGEABLE, *also)
+    found = differences(old, new, allowed)
+    if not found:
+        return
+    if differences(old, new, (*allowed, *FORKABLE)):
+        remedy = "start a new run, or take its weights with training.launch_mode = init_from_checkpoint"
+    else:
+        remedy = f"a new run can, from its checkpoints: wyrmling train --fork {name} with the same --set"
+    raise CheckpointError(f"{name} cannot go on with another configuration: {listed(found)}; {remedy}")
 
 
 def listed(found: list[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..checkpoint import prune, save_checkpoint, write_pointer
+from ..checkpoint import list_checkpoints, prune, save_checkpoint, write_pointer
 from ..data.batches import Batch, target_bytes
 from ..errors import DivergedError, UserError, WyrmlingError
 from ..optim import global_norm
@@ -90,6 +90,10 @@ class TrainingLoop:
             if self.progress.step == 0 and self.settings.sanity_validation:
                 self._sanity_validation()
             reason = self._steps()
+        except DivergedError as error:
+            with contextlib.suppress(Exception):
+                self._end(str(error), diverged=True)
+            raise DivergedError(f"{error}; {self._way_on()}") from None
         except BaseException as error:
             reason = str(error) if isinstance(error, WyrmlingError) else type(error).__name__
             with contextlib.suppress(Exception):  # the first error is the one to tell
@@ -97,6 +101,22 @@ class TrainingLoop:
             raise
         self._end(reason)
         return LoopEnd(self.progress.step, reason, self.progress.loss, self._validation)
+
+    def _way_on(self) -> str:
+        """What to do after a divergence."""
+        less = "with a smaller optimizer.learning_rate or optimizer.weight_decay, or a longer warm-up"
+        steps = list_checkpoints(self.session.run.checkpoints)
+        if not steps:
+            return f"there is no checkpoint yet: start a new run {less}"
+        which = f"that of step {steps[0]} is intact"
+        if len(steps) > 1:
+            which = (
+                f"those of steps {', '.join(map(str, steps))} are intact (training.resume_checkpoint_step)"
+            )
+        return (
+            f"of its checkpoints {which}: go on from one in a new run {less}: "
+            f"wyrmling train --fork {self.session.run.name} --set optimizer.learning_rate=..."
+        )
 
     def _steps(self) -> str:
         session, total = self.session, self.session.total_steps
@@ -295,10 +315,7 @@ class TrainingLoop:
             return
         for name, parameter in self.session.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
-                raise DivergedError(
-                    f"training diverged at step {self.progress.step}: {name} is not finite; earlier checkpoints are "
-                    "intact: start again from one of them with a smaller optimizer.learning_rate or weight_decay"
-                )
+                raise DivergedError(f"training diverged at step {self.progress.step}: {name} is not finite")
 
     def _sample(self) -> None:
         begun = time.monotonic()
@@ -313,7 +330,7 @@ class TrainingLoop:
                 )
         self._clock_time += time.monotonic() - begun
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, *, diverged: bool = False) -> None:
         ended = RunEnded(
             step=self.progress.step,
             reason=reason,
@@ -322,6 +339,7 @@ class TrainingLoop:
             path=self.session.run.path,
             loss=self.progress.loss,
             validation_loss=self.progress.validation_loss,
+            diverged=diverged,
         )
         try:
             for message in self.profile.closing():

@@ -16,7 +16,7 @@ from ..checkpoint.contents import (
 from ..checkpoint.transfer import Transfer, TransferReport
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
-from ..errors import CheckpointError
+from ..errors import CheckpointError, ConfigError
 from ..files import remove_leftovers, write_json_atomically
 from ..model import Model
 from ..optim import describe_length
@@ -113,6 +113,8 @@ def train(
         parts, transfer = _parts(config, launch, dataset, allow_inexact, preparing, told)
         report = _borrow(parts, transfer, told)
         progress = _load_weights(parts, launch)
+        if launch.forked is not None:
+            progress = _forked(progress, parts, launch.forked)
         if run is not None:
             mend_pointers(run, progress)
             finished = _already_finished(parts, run, progress)
@@ -120,7 +122,7 @@ def train(
                 told.on_message(Message("info", "launch", finished.reason))
                 return finished
         else:
-            run = create_run(config, lambda directory: _fill(parts.session(directory), report))
+            run = create_run(config, lambda folder: _fill(parts.session(folder), report, progress, launch))
             held.enter_context(run.lock())
         return _run(parts.session(run), launch, transfer, progress, told, allow_inexact, profile)
 
@@ -134,7 +136,8 @@ def _parts(
     told: Told,
 ) -> tuple[Parts, Transfer | None]:
     """Data, model and optimizer, checked against what the run goes on from or begins with."""
-    tokenizer = own_tokenizer(launch.run) if launch.run is not None else None
+    source = launch.source
+    tokenizer = own_tokenizer(source) if source is not None else None
     if dataset is None:
         with preparing("reading the text") as advance:
             dataset = prepare_dataset(config, progress=advance, tokenizer=tokenizer)
@@ -143,8 +146,8 @@ def _parts(
         told.on_message(Message("info", "text", note))
     transfer = plan_borrowing(launch, config, dataset.tokenizer)
     stored = None
-    if launch.run is not None:
-        stored = stored_choices(launch.run, config, dataset, allow_inexact, told.on_message)
+    if source is not None:
+        stored = stored_choices(source, config, dataset, allow_inexact, told.on_message)
     tuned = tune(config, dataset, stored, told.on_message)
     parts = build_parts(tuned.config, dataset, tuned.stored, tuned.free)
     return tuned.finish(parts, config), transfer
@@ -285,17 +288,40 @@ def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> Tr
     return TrainResult(run, step, reason, loss, validation, 0, parts.model, tokenizer, finished=True)
 
 
-def _fill(session: Session, report: TransferReport | None) -> None:
-    """What a new run has from its first instant: its records, and the weights it borrowed."""
-    _write_records(session)
+def _forked(progress: Progress, parts: Parts, source: RunDirectory) -> Progress:
+    """Where a fork begins: where the run that it leaves stood, with validations to be judged anew.
+
+    Raises:
+        ConfigError: no step is left to do.
+    """
+    if progress.step >= parts.plan.total_steps:
+        raise ConfigError(
+            f"{source.name} is at step {progress.step} of {parts.plan.total_steps}: a fork has nothing to do; raise "
+            "training.max_iters or training.epochs, or name an earlier training.resume_checkpoint_step"
+        )
+    fresh = Progress()
+    return replace(
+        progress,
+        best=fresh.best,
+        validation_loss=None,
+        validation_step=None,
+        validation_due=False,
+        reason=None,
+    )
+
+
+def _fill(session: Session, report: TransferReport | None, progress: Progress, launch: Launch) -> None:
+    """What a new run has from its first instant: its records, and what it took from another run."""
+    _write_records(session, launch)
     if report is not None:
         write_json_atomically(session.run.path / TRANSFER, report.to_json())
-        start = Progress().to_json(session.total_steps)
-        save_checkpoint(session.run.checkpoints, 0, session.tensors(), start)
-        write_pointer(session.run.checkpoints, "latest", 0)
+    if report is not None or launch.forked is not None:
+        start, root = progress.to_json(session.total_steps), session.run.checkpoints
+        save_checkpoint(root, progress.step, session.tensors(), start)
+        write_pointer(root, "latest", progress.step)
 
 
-def _write_records(session: Session) -> None:
+def _write_records(session: Session, launch: Launch) -> None:
     model, dataset = session.model, session.dataset
     model_facts: dict[str, Any] = {
         "parameters": model.parameter_count(),
@@ -322,6 +348,13 @@ def _write_records(session: Session) -> None:
         versions=versions(),
         kernel_override=session.kernel_override,
     )
+    if launch.forked is not None and launch.checkpoint is not None:
+        record["forked_from"] = {
+            "run": launch.forked.name,
+            "path": launch.forked.path.resolve().as_posix(),
+            "step": launch.checkpoint.step,
+            "changed": list(launch.changed),
+        }
     if session.autotune is not None:
         record["startup_autotune"] = session.autotune
         write_json_atomically(session.run.path / REPORT, session.autotune)

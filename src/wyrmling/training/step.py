@@ -185,7 +185,6 @@ def _diverged(model: Model, step: int, loss_sum: float, rate: float) -> Diverged
     what = f"the gradient of {name}" if name else "the norm of the gradients"
     loss = "" if math.isfinite(loss_sum) else " (the loss is not finite either)"
     return DivergedError(
-        f"training diverged at step {step}: {what} is not finite{loss}; nothing was updated and earlier checkpoints "
-        f"are intact: start again from one of them (training.launch_mode = init_from_checkpoint) with a smaller "
-        f"optimizer.learning_rate (it is {rate:.3g} now) or a longer warm-up"
+        f"training diverged at step {step}: {what} is not finite{loss}; nothing was updated "
+        f"(the learning rate is {rate:.3g} now)"
     )

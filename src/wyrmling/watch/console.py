@@ -262,7 +262,12 @@ def _validation_line(report: ValidationReport) -> str:
 
 
 def _end_line(report: RunEnded) -> str:
-    why = "finished" if report.reason == "finished" else f"stopped ({quantities.one_line(report.reason)})"
+    if report.diverged:
+        why = "diverged"
+    elif report.reason == "finished":
+        why = "finished"
+    else:
+        why = f"stopped ({quantities.one_line(report.reason)})"
     losses = f"  loss {quantities.loss(report.loss)}"
     if report.validation_loss is not None:
         losses += f"  validation {quantities.loss(report.validation_loss)}"

@@ -156,6 +156,7 @@ class Message:
 class RunEnded:
     """The run is over after step `step`. `reason`: "finished", or what stopped it. Losses: the last known.
 
+    `diverged`: a loss, a gradient or a weight was not finite.
     `seconds` and `tokens` (targets) count from step 0, over every process that took part.
     """
 
@@ -166,6 +167,7 @@ class RunEnded:
     path: Path
     loss: float | None = None
     validation_loss: float | None = None
+    diverged: bool = False
 
 
 Report = (

@@ -99,6 +99,8 @@ def _status(events: Sequence[Event]) -> str:
     if marks[-1]["event"] != "ended":
         return "unfinished"
     reason = str(marks[-1]["reason"])
+    if marks[-1].get("diverged"):
+        return "diverged"
     return reason if reason == "finished" else f"stopped: {reason}"
 
 

@@ -17,6 +17,7 @@ _ALLOWED = {
     "resume_exact_run": ("resume_run_dir", "resume_checkpoint_step"),
     "resume_latest_checkpoint_if_present": ("init_checkpoint_path", "init_checkpoint_step"),
     "init_from_checkpoint": ("init_checkpoint_path", "init_checkpoint_step"),
+    "fork": ("resume_run_dir", "resume_checkpoint_step"),
 }
 """The keys that go with a launch mode."""
 
@@ -80,14 +81,16 @@ def _documents(config: Config) -> Iterator[Problem]:
 
 @BOOK.rule(
     "a-launch-has-its-place",
-    "`resume_exact_run` needs `training.resume_run_dir`, `init_from_checkpoint` needs "
+    "`resume_exact_run` and `fork` need `training.resume_run_dir`, `init_from_checkpoint` needs "
     "`training.init_checkpoint_path`.",
 )
 def _launch_place(config: Config) -> Iterator[Problem]:
     training, mode = config.training, config.training.launch_mode
-    required = {"resume_exact_run": "resume_run_dir", "init_from_checkpoint": "init_checkpoint_path"}.get(
-        mode
-    )
+    required = {
+        "resume_exact_run": "resume_run_dir",
+        "fork": "resume_run_dir",
+        "init_from_checkpoint": "init_checkpoint_path",
+    }.get(mode)
     if required is not None and getattr(training, required) is None:
         yield Problem(
             f'training.launch_mode = "{mode}" requires training.{required}',

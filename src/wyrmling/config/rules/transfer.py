@@ -38,11 +38,11 @@ def _interface(config: Config) -> Iterator[Problem]:
 
 @BOOK.rule(
     "a-transfer-has-its-checkpoint",
-    f"`[{TABLE}]` needs `training.init_checkpoint_path`; a run that goes on keeps the table without it.",
+    f"`[{TABLE}]` needs `training.init_checkpoint_path`; a run that goes on, or is forked, keeps the table without it.",
 )
 def _start(config: Config) -> Iterator[Problem]:
     training = config.training
-    if training.init_checkpoint_path is None and training.launch_mode != "resume_exact_run":
+    if training.init_checkpoint_path is None and training.launch_mode not in ("resume_exact_run", "fork"):
         for key in _given(config):
             yield requires(f"{TABLE}.{key}", "training.init_checkpoint_path")
 

@@ -14,7 +14,7 @@ from .model import Kernel
 from .scales import ModuleScales
 
 LaunchMode = Literal[
-    "fresh", "resume_exact_run", "resume_latest_checkpoint_if_present", "init_from_checkpoint"
+    "fresh", "resume_exact_run", "resume_latest_checkpoint_if_present", "init_from_checkpoint", "fork"
 ]
 
 
@@ -100,9 +100,13 @@ class Training(Table):
         default=(), description="Parts of the model that learn faster or slower than the rest."
     )
     gdpo: Gdpo = Field(default_factory=Gdpo, description="Learning from rewards, see [GDPO](gdpo.md).")
-    launch_mode: LaunchMode = Field(default="fresh", description="Where the run starts from.")
+    launch_mode: LaunchMode = Field(
+        default="fresh",
+        description='Where the run starts from; "fork": a new run that goes on from a checkpoint of another one '
+        "(weights, moments, order, carried states) with a changed `[optimizer]` or length.",
+    )
     resume_run_dir: FilePath | None = Field(
-        default=None, description="The run to go on with (resume_exact_run)."
+        default=None, description="The run to go on with (resume_exact_run), or to leave (fork)."
     )
     resume_checkpoint_step: CountingInt | None = Field(
         default=None, description="The step to go on from; unset: the newest good checkpoint."
