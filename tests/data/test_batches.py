@@ -15,7 +15,7 @@ from data_fakes import FakeSource, FakeTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wyrmling.data.batches import Batch, BatchLoader, target_bytes
+from wyrmling.data.batches import Batch, BatchLoader
 from wyrmling.data.order import IGNORED, EpochWindows, Order, RandomWindows, SequentialWindows, Windows
 from wyrmling.data.prefetch import Prefetcher
 from wyrmling.data.store import Split, build_store, store_in_memory
@@ -199,13 +199,6 @@ def test_no_rows_are_an_empty_batch() -> None:
     assert batch.tokens.shape == batch.targets.shape == (0, 4)
     assert batch.target_count == 0
     assert len(batch.digest()) == 16
-
-
-@given(st.lists(st.integers(0, 4), max_size=20), st.lists(st.integers(0, 9), min_size=5, max_size=5))
-def test_target_bytes_are_summed_over_targets_that_count(ids: list[int], lengths: list[int]) -> None:
-    targets = torch.tensor([*ids, IGNORED, IGNORED])
-    assert target_bytes(targets, np.array(lengths)) == sum(lengths[i] for i in ids)
-    assert target_bytes(targets[:, None], np.array(lengths)) == sum(lengths[i] for i in ids)
 
 
 @settings(max_examples=30)

@@ -69,9 +69,7 @@ def test_any_text_comes_back_exactly_and_lengths_add_up(trained: BpeTokenizer, t
     assert ids.tolist() == trained.encode(text.encode("utf-8")).tolist()
     assert trained.decode(ids) == text == streamed(trained, ids)
     assert trained.decode_bytes(ids) == text.encode("utf-8")
-    lengths = trained.byte_lengths()
-    assert lengths is not None
-    assert lengths[ids].sum() == len(text.encode("utf-8"))
+    assert trained.byte_lengths()[ids].sum() == len(text.encode("utf-8"))
     assert trained.eos_id not in ids
 
 
@@ -237,7 +235,7 @@ def test_characters_that_a_plain_vocabulary_lacks_are_an_error_or_the_unknown_id
     unknown = plain(unk_token="?")
     assert unknown.unk_id == 3
     assert unknown.encode("abxa").tolist() == [2, 3, 0]
-    assert unknown.byte_lengths() is None
+    assert set(unknown.byte_lengths()) == {-1}
 
 
 def _metaspace() -> BpeTokenizer:
@@ -274,7 +272,7 @@ def _metaspace() -> BpeTokenizer:
 @given(st.lists(st.sampled_from(["hi", " hi", "h", "é", "\U0001f642", "€", " "])).map("".join))
 def test_a_vocabulary_that_is_not_byte_level_streams_to_what_it_decodes_to(text: str) -> None:
     tokenizer = _metaspace()
-    assert tokenizer.byte_lengths() is None
+    assert set(tokenizer.byte_lengths()[2:]) == {-1}
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text == streamed(tokenizer, ids)
     assert tokenizer.decode_bytes([0, *ids, 1]) == text.encode("utf-8")
@@ -288,13 +286,15 @@ def test_lengths_are_not_told_when_a_file_rewrites_the_text(trained: BpeTokenize
             {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         ),
     ]:
-        assert BpeTokenizer({**specification(trained), key: part}).byte_lengths() is None
+        rewritten = BpeTokenizer({**specification(trained), key: part}).byte_lengths()
+        assert rewritten.tolist() == [0] + [-1] * (trained.vocab_size - 1)
     partial = _plain_bpe("abcabc", special=["<unk>"], alphabet=False)
-    assert BpeTokenizer(partial).byte_lengths() is not None
+    assert BpeTokenizer(partial).byte_lengths().tolist() == [0, 1, 1, 1, 2, 3, 6]
     partial["model"]["unk_token"] = "<unk>"
-    assert BpeTokenizer(partial).byte_lengths() is None, "an unknown byte could be any"
+    lengths = BpeTokenizer(partial).byte_lengths().tolist()
+    assert lengths == [-1, 1, 1, 1, 2, 3, 6], "an unknown byte could be any"
     kept = BpeTokenizer({**specification(trained), "normalizer": {"type": "NFC"}})
-    assert kept.byte_lengths() is not None
+    assert kept.byte_lengths().tolist() == trained.byte_lengths().tolist()
 
 
 @pytest.mark.parametrize(

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 import wyrmling
 from wyrmling import Config
 from wyrmling.config.schema.model import Model as ModelConfig
-from wyrmling.config.schema.tokenizer import ByteTokenizer
 from wyrmling.data.dataset import Dataset
 from wyrmling.errors import DataError
 from wyrmling.model import Model
-from wyrmling.text.tokenizers import build_tokenizer
-from wyrmling.training.evaluation import evaluate_split, validate
+from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
+from wyrmling.training.evaluation import Evaluation, evaluate_split, validate
 from wyrmling.training.machine import Machine
 
 Make = Callable[..., Config]
 MACHINE = Machine(torch.device("cpu"), torch.float64, 1, False, ())
-BYTES = build_tokenizer(ByteTokenizer(), lambda: iter(()))
+BYTES, ENDED = ByteTokenizer(), ByteTokenizer(add_special_tokens=True)
 
 
-def model() -> Model:
-    return Model(ModelConfig(n_layer=2, n_embd=8, n_head=2, latent_total=32), 256, seed=4).double()
+def model(tokenizer: Tokenizer = BYTES) -> Model:
+    table = ModelConfig(n_layer=2, n_embd=8, n_head=2, latent_total=32)
+    return Model(table, tokenizer.vocab_size, seed=4).double()
 
 
 @settings(max_examples=12)
@@ -50,6 +50,46 @@ def test_every_target_once_with_a_carried_state(length: int, block: int, rows: i
             total += float(ours.token_losses(ours(part[:, :-1])[0], part[:, 1:]).sum())
     assert found.loss == pytest.approx(total / (length - 1), rel=1e-9)
     assert found.bits_per_byte == pytest.approx(found.loss / math.log(2))
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_an_end_of_text_is_in_the_loss_and_never_in_the_bits_per_byte(chunk: int | None) -> None:
+    """By hand: nats over every target; bits and bytes of the text alone; what the ends cost stands apart."""
+    documents, ours = ["ab", "c", "the end", "é"] * 5, model(ENDED)
+    split = Dataset.from_texts(documents, tokenizer=ENDED).train
+    found = validate(ours, split, ENDED, MACHINE, block_size=20, rows=2, batches=99, seed=1, chunk=chunk)
+    ids = torch.from_numpy(split.read(0, len(split)))
+    with torch.no_grad():
+        losses = torch.cat(
+            [
+                ours.token_losses(ours(part[None, :-1])[0], part[None, 1:])[0]
+                for part in (ids[begin : begin + 21] for begin in range(0, len(ids) - 1, 20))
+            ]
+        )
+    ends = ids[1:] == ENDED.eos_id
+    assert (found.targets, found.textless, found.unmeasured) == (len(ids) - 1, 20, 0)
+    assert found.text_bytes == len("".join(documents).encode()) - 1  # nothing predicts the first
+    assert found.loss == pytest.approx(float(losses.mean()), rel=1e-9)
+    assert found.textless_loss == pytest.approx(float(losses[ends].mean()), rel=1e-9)
+    bits = float(losses[~ends].sum()) / math.log(2)
+    assert found.bits_per_byte == pytest.approx(bits / found.text_bytes, rel=1e-9)
+
+
+def test_bits_per_byte_of_characters_are_known_where_none_was_unknown() -> None:
+    tokenizer = CharTokenizer("abcé ")
+    ours = model(tokenizer)
+
+    def measured(text: str) -> Evaluation:
+        split = Dataset.from_texts(text, tokenizer=tokenizer).train
+        return evaluate_split(ours, split, tokenizer, MACHINE, block_size=8, rows=1, carry_state=True)
+
+    known = measured("abc é cab é é" * 3)
+    assert (known.targets, known.text_bytes, known.unmeasured) == (38, 47, 0)
+    assert known.bits_per_byte == pytest.approx(known.loss * 38 / math.log(2) / 47)
+    unknown = measured("abc é cab é x" * 3)
+    assert unknown.unmeasured == 3
+    assert unknown.bits_per_byte is None
+    assert unknown.textless_loss is None
 
 
 def test_a_reset_state_is_another_measure() -> None:

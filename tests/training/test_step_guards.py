@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 import wyrmling
 from wyrmling import Callback, Config
 from wyrmling.checkpoint import list_checkpoints, newest_good
+from wyrmling.config import with_overrides
 from wyrmling.errors import DivergedError
 from wyrmling.watch.events import RunEnded, StepReport, ValidationReport
 from wyrmling.watch.jsonl import read_events
@@ -87,11 +89,13 @@ def test_a_rate_a_hundred_times_too_high_ends_in_a_word_or_in_numbers(tiny_confi
 
 
 class Reports(Callback):
-    def __init__(self) -> None:
-        self.steps, self.validations = [], []
+    def __init__(self, stop: int | None = None) -> None:
+        self.steps, self.validations, self.stop = [], [], stop
 
     def on_step(self, report: StepReport) -> None:
         self.steps.append(report)
+        if report.step == self.stop:
+            report.control.stop("the test asked for it")
 
     def on_validation(self, report: ValidationReport) -> None:
         self.validations.append(report)
@@ -129,6 +133,31 @@ def test_reported_losses_are_nats_per_token(tiny_config: Make) -> None:
         assert report.bits_per_byte == pytest.approx(report.loss / math.log(2))
         assert report.gradient_norm > 0
     assert watcher.steps[-1].tokens_seen == 40 * 4 * 32
+
+
+def test_bits_per_byte_leave_ends_of_text_out_also_over_a_resume(tiny_config: Make, tmp_path: Path) -> None:
+    """Documents of one byte: half of all targets are ends of text, which count in the loss alone."""
+    (tmp_path / "lines.txt").write_text("a\nb\nc\nd\n" * 60, encoding="utf-8")
+    config = tiny_config(
+        f'dataset.path="{(tmp_path / "lines.txt").as_posix()}"',
+        "dataset.documents=line",
+        "dataset.tokenizer.add_special_tokens=true",
+        "training.log_frequency=6",
+        "training.tbptt_chunk_size=8",
+    )
+
+    def figures(config: Config, stop: int | None = None) -> tuple[list[float | None], Path]:
+        watcher = Reports(stop)
+        run = wyrmling.train(config, callbacks=[watcher]).run.path
+        logged = [report for report in watcher.steps if report.loss is not None]
+        return [report.bits_per_byte for report in (*watcher.validations[:1], *logged)], run
+
+    whole, _ = figures(config)
+    assert whole[0] == pytest.approx(math.log2(259), rel=0.02)  # per token with text, one byte each
+    first, run = figures(config, stop=9)
+    place = f'training.resume_run_dir="{run.as_posix()}"'
+    rest, _ = figures(with_overrides(config, ["training.launch_mode=resume_exact_run", place]))
+    assert [*first, rest[-1]] == whole
 
 
 def test_early_stopping_saves_first_and_then_decides(tiny_config: Make) -> None:

@@ -69,6 +69,9 @@ def evaluate(
         "loss": found.loss,
         "perplexity": found.perplexity,
         "bits_per_byte": found.bits_per_byte,
+        "tokens_without_text": found.textless,
+        "loss_without_text": found.textless_loss,
+        "tokens_of_unknown_bytes": found.unmeasured,
     }
     if json:
         import json as writer
@@ -87,6 +90,13 @@ def evaluate(
     typer.echo(f"perplexity     {found.perplexity:.3f}")
     if found.bits_per_byte is not None:
         typer.echo(f"bits per byte  {found.bits_per_byte:.4f}")
+    elif found.unmeasured:
+        typer.echo(
+            f"bits per byte  not known: {found.unmeasured:,} tokens do not say how many bytes they stand for"
+        )
+    if found.textless_loss is not None:
+        ends = f"{found.textless:,} tokens without text, which bits per byte leave out"
+        typer.echo(f"ends of text   {found.textless_loss:.4f} nats per token over {ends}")
 
 
 def _probe(

@@ -117,14 +117,3 @@ class BatchLoader:
             tokens[empty] = PADDING
             targets[empty] = IGNORED
         return tokens, targets
-
-
-def target_bytes(targets: Tensor, byte_lengths: npt.NDArray[np.int64]) -> int:
-    """Bytes of text that the targets stand for, to turn nats per token into bits per byte.
-
-    Args:
-        targets: int64, any shape, IGNORED where there is none.
-        byte_lengths: int64 [vocab_size], as `Tokenizer.byte_lengths` gives them.
-    """
-    ids = targets.cpu().numpy()  # a torch index would wake every thread for a few numbers
-    return int(byte_lengths[ids[ids != IGNORED]].sum())

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ..data.batches import Batch, BatchLoader, target_bytes
+from ..data.batches import Batch, BatchLoader
 from ..data.dataset import Split
-from ..data.order import RandomWindows, SequentialWindows
+from ..data.order import IGNORED, RandomWindows, SequentialWindows
 from ..generation.mode import evaluating
 from ..model import Model, State
 from ..text.tokenizers import Tokenizer
@@ -30,15 +31,21 @@ class Evaluation:
     """A loss and what it was measured on.
 
     Attributes:
-        loss: nats per token.
+        loss: nats per token, over all targets.
         targets: tokens that were predicted.
-        text_bytes: bytes of text that they stand for; None where tokens have no fixed length in bytes.
+        text_bytes: bytes of text that they stand for.
+        textless: targets that stand for no text, such as an end of text that was added to a document.
+        textless_loss: nats per token over these; None where there is none.
+        unmeasured: targets whose bytes do not follow from the id, such as an unknown token.
         complete: False when a stop was requested half-way.
     """
 
     loss: float
     targets: int
-    text_bytes: int | None
+    text_bytes: int
+    textless: int = 0
+    textless_loss: float | None = None
+    unmeasured: int = 0
     complete: bool = True
 
     @property
@@ -48,10 +55,73 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of text: comparable between tokenizers."""
-        if not self.text_bytes:
+        """The bits of the tokens with text, per byte of text: comparable between tokenizers, however many ends of
+        text were added. None where not every token's bytes are known.
+        """
+        if not self.text_bytes or self.unmeasured:
             return None
-        return self.loss * self.targets / math.log(2) / self.text_bytes
+        nats = self.loss * self.targets - (self.textless_loss or 0.0) * self.textless
+        return nats / math.log(2) / self.text_bytes
+
+
+@dataclass
+class Tally:
+    """Sums over targets, of which a loss and bits per byte are made; losses stay on the device."""
+
+    loss_sum: torch.Tensor | float = 0.0
+    targets: int = 0
+    text_bytes: int = 0
+    textless: int = 0
+    textless_loss_sum: torch.Tensor | float = 0.0
+    unmeasured: int = 0
+
+    def add(self, loss_sum: torch.Tensor, textless_loss_sum: torch.Tensor | float) -> None:
+        """Nats, as `loss_sums` gives them."""
+        self.loss_sum = self.loss_sum + loss_sum
+        self.textless_loss_sum = self.textless_loss_sum + textless_loss_sum
+
+    def count(self, targets: torch.Tensor, lengths: npt.NDArray[np.int64]) -> None:
+        """What targets (int64, any shape, IGNORED where there is none) stand for, by `Tokenizer.byte_lengths`."""
+        ids = targets.cpu().numpy()  # a torch index would wake every thread for a few numbers
+        found = lengths[ids[ids != IGNORED]]
+        self.targets += found.size
+        self.text_bytes += int(found[found > 0].sum())
+        self.textless += int(np.count_nonzero(found == 0))
+        self.unmeasured += int(np.count_nonzero(found < 0))
+
+    def evaluation(self, *, complete: bool = True) -> Evaluation:
+        """The result; reading the losses waits for the device."""
+        return Evaluation(
+            float(self.loss_sum) / self.targets if self.targets else math.nan,
+            self.targets,
+            self.text_bytes,
+            self.textless,
+            float(self.textless_loss_sum) / self.textless if self.textless else None,
+            self.unmeasured,
+            complete,
+        )
+
+
+def textless_tokens(tokenizer: Tokenizer, machine: Machine) -> torch.Tensor | None:
+    """Which ids stand for no text, bool [V] on the device; None where none does."""
+    silent = tokenizer.byte_lengths() == 0
+    return torch.from_numpy(silent).to(machine.device) if silent.any() else None
+
+
+def loss_sums(
+    model: Model, hidden: torch.Tensor, targets: torch.Tensor, textless: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | float]:
+    """The sum of the token losses in nats, and the part of it on targets without text (detached).
+
+    Args:
+        hidden, targets: [B, T, D] and int64 [B, T].
+        textless: as `textless_tokens` gives it.
+    """
+    if textless is None:
+        return model.loss_sum(hidden, targets), 0.0
+    losses = model.token_losses(hidden, targets)  # [B, T]; 0 where the target is ignored
+    apart = textless[targets.clamp(min=0)]
+    return losses.sum(), losses.detach().masked_fill(~apart, 0.0).sum()
 
 
 def zero_loss(machine: Machine) -> torch.Tensor:
@@ -135,8 +205,8 @@ def _run(
     stop: Callable[[], bool] = lambda: False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
-    lengths = tokenizer.byte_lengths()
-    total, targets, text_bytes = zero_loss(machine), 0, 0
+    lengths, textless = tokenizer.byte_lengths(), textless_tokens(tokenizer, machine)
+    tally = Tally(zero_loss(machine), textless_loss_sum=zero_loss(machine))
     state: State | None = None
     complete = True
     at_once = 1 if carry else max(1, TOKENS_AT_A_TIME // (rows * loader.block_size))
@@ -153,14 +223,11 @@ def _run(
             for part, (inputs, targeted) in enumerate(zip(tokens, wanted, strict=True), start=1):
                 with machine.autocast():
                     hidden, state = model(inputs, state, carry=carry or part < len(tokens))
-                    total = total + model.loss_sum(hidden, targeted)
-            targets += batch.target_count
-            if lengths is not None:
-                text_bytes += target_bytes(batch.targets, lengths)
+                    tally.add(*loss_sums(model, hidden, targeted, textless))
+            tally.count(batch.targets, lengths)
             if progress is not None:
                 progress(done, steps)
-    loss = float(total) / targets if targets else math.nan
-    return Evaluation(loss, targets, text_bytes if lengths is not None else None, complete)
+    return tally.evaluation(complete=complete)
 
 
 def _batches(loader: BatchLoader, steps: int, rows: int, at_once: int) -> Iterator[tuple[int, Batch]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..checkpoint import list_checkpoints, prune, save_checkpoint, write_pointer
-from ..data.batches import Batch, target_bytes
+from ..data.batches import Batch
 from ..errors import DivergedError, UserError, WyrmlingError
 from ..optim import global_norm
 from ..watch.events import (
@@ -31,7 +31,7 @@ from ..watch.events import (
 )
 from ..watch.memory import current_memory
 from ..watch.profile import StageProfile
-from .evaluation import Evaluation
+from .evaluation import Evaluation, textless_tokens
 from .progress import EARLY, FINISHED, Progress, Window
 from .sample import write_sample
 from .session import Session
@@ -69,9 +69,10 @@ class TrainingLoop:
     ) -> None:
         self.session, self.progress, self.reports, self.control = session, progress, reports, control
         self.settings = session.config.training
-        self.rules = StepRules.of(session.config, session.scales)
+        textless = textless_tokens(session.tokenizer, session.machine)
+        self.rules = StepRules.of(session.config, session.scales, textless)
         self.profile = StageProfile() if profile is None else profile
-        self._lengths = session.dataset.tokenizer.byte_lengths()
+        self._lengths = session.tokenizer.byte_lengths()
         self._validation: Evaluation | None = None
         self._saved_step: int | None = progress.step or None
         self._started = time.monotonic() - progress.seconds
@@ -205,10 +206,9 @@ class TrainingLoop:
         self._clock_steps = self._clock_targets = 0
 
     def _count(self, outcome: StepOutcome, batches: list[Batch]) -> None:
-        text_bytes = 0
-        if self._lengths is not None:
-            text_bytes = sum(target_bytes(batch.targets, self._lengths) for batch in batches)
-        self.progress.window.add(outcome.loss_sum, outcome.targets, text_bytes)
+        self.progress.window.add(outcome.loss_sum, outcome.textless_loss_sum)
+        for batch in batches:
+            self.progress.window.count(batch.targets, self._lengths)
         self._clock_steps += 1
         self._clock_targets += outcome.targets
 
@@ -225,13 +225,11 @@ class TrainingLoop:
         )
         if not logged:
             return plain
-        window = progress.window
-        loss_sum = float(window.loss_sum)
+        found = progress.window.evaluation()
         self.profile.waited()
         seconds = max(time.monotonic() - self._clock_time, 1e-9)
-        progress.loss = loss_sum / max(window.targets, 1)
+        progress.loss = found.loss
         progress.seconds = time.monotonic() - self._started
-        evaluation = Evaluation(progress.loss, window.targets, window.text_bytes or None)
         report = replace(
             plain,
             loss=progress.loss,
@@ -239,8 +237,8 @@ class TrainingLoop:
             tokens_per_second=self._clock_targets / seconds,
             step_seconds=seconds / max(self._clock_steps, 1),
             memory_bytes=session.device_memory() or current_memory(),
-            bits_per_byte=evaluation.bits_per_byte,
-            neurons_replaced=None if session.continual is None else window.neurons_replaced,
+            bits_per_byte=found.bits_per_byte,
+            neurons_replaced=None if session.continual is None else progress.window.neurons_replaced,
         )
         progress.window = Window()
         self._start_clock()

@@ -6,8 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-import torch
-
+from .evaluation import Tally
 from .stopping import BestSoFar
 
 T = TypeVar("T")
@@ -16,19 +15,10 @@ EARLY = "early stopping"
 
 
 @dataclass
-class Window:
+class Window(Tally):
     """Sums over the steps since the last logged one. Saved too, so that a resumed run logs the same losses."""
 
-    loss_sum: torch.Tensor | float = 0.0
-    targets: int = 0
-    text_bytes: int = 0
     neurons_replaced: int = 0
-
-    def add(self, loss_sum: torch.Tensor, targets: int, text_bytes: int) -> None:
-        """One more step; the loss stays on the device."""
-        self.loss_sum = self.loss_sum + loss_sum
-        self.targets += targets
-        self.text_bytes += text_bytes
 
 
 @dataclass
@@ -48,7 +38,8 @@ class Progress:
 
     def to_json(self, total_steps: int) -> dict[str, Any]:
         """The content of `progress.json`."""
-        self.window.loss_sum = float(self.window.loss_sum)
+        for name in ("loss_sum", "textless_loss_sum"):
+            setattr(self.window, name, float(getattr(self.window, name)))
         record = {**asdict(self), "total_steps": total_steps, "finished": self.reason in (FINISHED, EARLY)}
         for name in ("loss", "validation_loss"):  # JSON has no NaN
             if record[name] is not None and not math.isfinite(record[name]):

@@ -20,7 +20,7 @@ from ..numerics.dropout import Dropout
 from ..optim import Limits, Scales, first_nonfinite, limits, scale_and_clip, set_rates
 from ..optim.continual import Activity
 from ..watch.profile import StageProfile
-from .evaluation import zero_loss
+from .evaluation import loss_sums, zero_loss
 from .machine import Machine
 from .streams import Backward, Forward, Streams, backward_in_chunks
 
@@ -33,11 +33,13 @@ class StepOutcome:
         loss_sum: float64 scalar tensor on the device, nats summed over the targets; reading it synchronises.
         targets: number of targets.
         gradient_norm: global norm before clipping.
+        textless_loss_sum: the part of `loss_sum` on targets without text.
     """
 
     loss_sum: torch.Tensor
     targets: int
     gradient_norm: float
+    textless_loss_sum: torch.Tensor
 
     def loss(self) -> float:
         """Nats per token."""
@@ -53,6 +55,7 @@ class StepRules:
         limits: how gradients are clipped; see `optim.scale_and_clip`.
         chunk, window: tokens per chunk and chunks that a loss reaches; see `backward_in_chunks`.
         scales: parts of the model whose learning rate or gradient is scaled.
+        textless: which ids stand for no text; see `evaluation.textless_tokens`.
     """
 
     dropout: float
@@ -61,9 +64,10 @@ class StepRules:
     chunk: int | None = None
     window: int = 1
     scales: Scales = field(default_factory=Scales)
+    textless: torch.Tensor | None = None
 
     @staticmethod
-    def of(config: Config, scales: Scales) -> StepRules:
+    def of(config: Config, scales: Scales, textless: torch.Tensor | None = None) -> StepRules:
         """The rules of a run."""
         training = config.training
         return StepRules(
@@ -73,6 +77,7 @@ class StepRules:
             training.tbptt_chunk_size,
             training.tbptt_window,
             scales,
+            textless,
         )
 
 
@@ -104,7 +109,7 @@ def optimizer_step(
     """
     optimizer.zero_grad(set_to_none=True)  # whatever a callback may have left
     targets = sum(batch.target_count for batch in batches)
-    loss_sum = zero_loss(machine)
+    loss_sum, textless_loss_sum = zero_loss(machine), zero_loss(machine)
     after: list[State | None] = []
     for index, batch in enumerate(batches):
         key = _masks(rules, step, batch)
@@ -112,7 +117,7 @@ def optimizer_step(
             tokens = batch.tokens.to(machine.device, non_blocking=True)
             wanted = batch.targets.to(machine.device, non_blocking=True)
         loss, state = backward_in_chunks(
-            _forward(model, machine, key, profile, activity),
+            _forward(model, machine, key, profile, activity, rules.textless, textless_loss_sum),
             tokens,
             wanted,
             None if streams is None else streams.states[index],
@@ -137,7 +142,7 @@ def optimizer_step(
     if streams is not None:
         streams.states = after
     profile.step_done()
-    return StepOutcome(loss_sum, targets, norm)
+    return StepOutcome(loss_sum, targets, norm, textless_loss_sum)
 
 
 def _masks(rules: StepRules, step: int, batch: Batch) -> Dropout | None:
@@ -150,8 +155,10 @@ def _forward(
     dropout: Dropout | None,
     profile: StageProfile,
     activity: Activity | None,
+    textless: torch.Tensor | None,
+    textless_loss_sum: torch.Tensor,
 ) -> Forward:
-    """The forward pass of a chunk, timed."""
+    """The forward pass of a chunk, timed; adds to `textless_loss_sum`."""
 
     def forward(
         tokens: torch.Tensor,
@@ -165,7 +172,9 @@ def _forward(
             hidden, after = model(tokens, state, reset=reset, dropout=dropout, observe=seen, carry=carry)
             if activity is not None and seen is not None:
                 activity.add(seen)
-            return model.loss_sum(hidden, targets), after
+            loss, apart = loss_sums(model, hidden, targets, textless)
+            textless_loss_sum.add_(apart)
+            return loss, after
 
     return forward
 

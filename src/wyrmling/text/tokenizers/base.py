@@ -84,9 +84,9 @@ class Tokenizer(ABC):
         """A fresh decoder for ids that come one at a time."""
 
     @abstractmethod
-    def byte_lengths(self) -> np.ndarray | None:
-        """Bytes of (normalized) text that each id stands for, int64 [vocab_size], 0 for special tokens;
-        None when that does not follow from the id alone.
+    def byte_lengths(self) -> np.ndarray:
+        """Bytes of (normalized) text that each id stands for, int64 [vocab_size]: 0 for tokens without text, such
+        as those for begin, end and padding; -1 where it does not follow from the id alone.
         """
 
     def token_texts(self) -> list[bytes] | None:

@@ -188,13 +188,15 @@ class BpeTokenizer(Tokenizer):
     def stream_decoder(self) -> StreamDecoder:
         return Utf8StreamDecoder(self) if self._byte_level is not None else SlidingDecoder(self)
 
-    def byte_lengths(self) -> np.ndarray | None:
-        """None unless the vocabulary is byte-level, adds or removes nothing, and has no use for an unknown id."""
-        if self._byte_level is None or not self._byte_level.exact:
-            return None
-        if self._byte_level.missing and self.unk_id is not None:
-            return None
-        return np.array([len(text) for text in self._byte_level.texts], dtype=np.int64)
+    def byte_lengths(self) -> np.ndarray:
+        """Known where the vocabulary is byte-level and adds or removes nothing; never of an unknown id."""
+        lengths = np.full(self.vocab_size, -1, dtype=np.int64)
+        if self._byte_level is not None and self._byte_level.exact:
+            lengths = np.array([len(text) for text in self._byte_level.texts], dtype=np.int64)
+        lengths[list(self._special)] = 0
+        if self.unk_id is not None:
+            lengths[self.unk_id] = -1
+        return lengths
 
     def token_texts(self) -> list[bytes] | None:
         return None if self._byte_level is None else list(self._byte_level.texts)

@@ -103,11 +103,11 @@ class CharTokenizer(Tokenizer):
     def stream_decoder(self) -> StreamDecoder:
         return WholeTokenDecoder(self)
 
-    def byte_lengths(self) -> np.ndarray | None:
-        """None with `<unk>`, which stands for characters of any length."""
-        if self.unk_id is not None:
-            return None
-        return np.array([len(character.encode("utf-8")) for character in self.characters], dtype=np.int64)
+    def byte_lengths(self) -> np.ndarray:
+        """-1 for `<unk>`, which stands for characters of any length."""
+        unknown = [-1] if self.unk_id is not None else []
+        lengths = [len(character.encode("utf-8")) for character in self.characters]
+        return np.array(unknown + lengths, dtype=np.int64)
 
     def token_texts(self) -> list[bytes]:
         unknown = [b""] if self.unk_id is not None else []

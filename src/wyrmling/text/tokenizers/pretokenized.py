@@ -79,8 +79,10 @@ class PretokenizedTokenizer(Tokenizer):
     def stream_decoder(self) -> StreamDecoder:
         return _SpacedDecoder(self)
 
-    def byte_lengths(self) -> None:
-        return None
+    def byte_lengths(self) -> np.ndarray:
+        lengths = np.full(self.vocab_size, -1, dtype=np.int64)
+        lengths[self._skipped()] = 0
+        return lengths
 
     def tokens(self) -> list[str]:
         return [str(token) for token in range(self.vocab_size)]
