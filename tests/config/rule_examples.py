@@ -65,7 +65,7 @@ EXAMPLES: dict[str, list[Example]] = {
         (
             {**MAMBA3, "model.mamba.ngroups": 3},
             "the memory heads (model.mamba.expand * model.n_embd / model.mamba.headdim) must be divisible by "
-            "model.mamba.ngroups (4 and 3)",
+            "model.mamba.ngroups (8 and 3)",
         ),
     ],
     "first-time-steps-fit": [

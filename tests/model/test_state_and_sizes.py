@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wyrmling.config import load_config
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.model import Geometry, Model, State
 from wyrmling.numerics.roles import role_of
@@ -43,6 +44,16 @@ def test_rows_at_different_positions_read_on_as_if_alone() -> None:
         alone, _ = model(tokens[row : row + 1], state.select([row]))
         assert float((hidden[row] - alone[0]).abs().max()) < 1e-12
     assert after.position.tolist() == [9, 76]
+
+
+@pytest.mark.parametrize("memory", ["mamba2", "mamba3", "rwkv8"])
+def test_the_recipes_of_the_memories_have_equal_weights(memory: str) -> None:
+    """Within 1 %, with the 65 characters of tiny Shakespeare."""
+    ours, yardstick = (
+        Model(load_config(recipe).model, 65).parameter_count()
+        for recipe in (f"shakespeare-{memory}", "shakespeare-cpu")
+    )
+    assert ours == pytest.approx(yardstick, rel=0.01)
 
 
 def test_a_state_survives_being_flattened() -> None:

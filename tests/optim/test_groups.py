@@ -15,7 +15,7 @@ from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.config.schema.optimizer import Optimizer
 from wyrmling.model import Model
 from wyrmling.numerics.roles import ROLES, declare, role_of
-from wyrmling.optim import DECAYED_ROLES, build_optimizer, parameter_groups, summarize
+from wyrmling.optim import DECAYED_ROLES, build_optimizer, parameter_groups, set_rates, summarize
 
 
 class EveryRole(nn.Module):
@@ -35,10 +35,25 @@ def test_weight_decay_shrinks_only_documented_roles_and_by_exactly_its_factor() 
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     for name, parameter in model.named_parameters():
-        if name in ("matrix", "embedding", "head"):
+        if name in ("matrix", "embedding", "head", "conv"):
             torch.testing.assert_close(parameter.detach(), before[name] * (1 - 0.1 * 0.5), rtol=3e-7, atol=0)
         else:
             assert torch.equal(parameter, before[name]), name
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "bitnet_published"])
+@pytest.mark.parametrize("decays", [True, False])
+def test_convolutions_decay_unless_told_otherwise(name: str, decays: bool) -> None:
+    """Through changes of the decay too; nothing else follows the key."""
+    optimizer, choices = build_optimizer(EveryRole(), Optimizer(name=name, decay_convolutions=decays))
+    for found in (0.1, 0.25):
+        set_rates(optimizer, 0.01, found)
+        of_role = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
+        assert of_role["conv"] == (found if decays else 0)
+        assert of_role["matrix"] == of_role["head"] == found
+        assert of_role["bias"] == of_role["gain"] == of_role["decay"] == 0
+    value = next(choice.value for choice in choices if choice.name == "weight decay")
+    assert ("conv" in value) == decays
 
 
 def test_marker_attributes_of_other_libraries_do_not_matter() -> None:

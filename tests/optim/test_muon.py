@@ -241,7 +241,9 @@ def test_rates_of_a_step_reach_both_halves_and_decay_only_what_decays() -> None:
     set_rates(optimizer, 0.01, 0.25)
     for group in optimizer.param_groups:
         assert group["lr"] == (0.04 if group["role"] == "matrix" else 0.01)
-        assert group["weight_decay"] == (0.25 if group["role"] in ("matrix", "embedding", "head") else 0.0)
+        assert group["weight_decay"] == (
+            0.25 if group["role"] in ("matrix", "embedding", "head", "conv") else 0.0
+        )
 
 
 def test_the_products_follow_the_model_or_the_configuration() -> None:

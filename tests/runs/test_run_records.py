@@ -145,6 +145,31 @@ def test_a_changed_configuration_replaces_the_old_one(run: RunDirectory) -> None
     assert run.record()["seed"] == 9
 
 
+@pytest.mark.parametrize("memory", ["mamba2", "mamba3"])
+@pytest.mark.parametrize(("width", "head"), [(8, 16), (96, 96), (100, 100), (128, 128), (80, 80), (134, 67)])
+def test_earlier_runs_keep_heads_and_decays_that_they_did_not_record(
+    memory: str, width: int, head: int
+) -> None:
+    """Unset, a head had the largest divisor up to 128; a convolution never decayed. What was recorded stays."""
+    given = {**SETTINGS, "model": {**SETTINGS["model"], "n_embd": width, "sequence_kernel": memory}}
+    run = create_run(Config.from_dict(given))
+    run.write_records(Config.from_dict(given), ByteTokenizer(), record(name=run.name))
+    assert run.training_config() == Config.from_dict(given)
+
+    written = json.loads(run.training_config_path.read_text())
+    del written["optimizer"]["decay_convolutions"]
+    written["model"]["mamba"]["d_state"] = 16
+    run.training_config_path.write_text(json.dumps(written))
+    earlier = run.training_config()
+    assert earlier.model.mamba.head_width(width) == head
+    assert not earlier.optimizer.decay_convolutions
+    assert earlier.model.mamba.d_state == 16
+
+    written["model"]["mamba"]["headdim"] = 2
+    run.training_config_path.write_text(json.dumps(written))
+    assert run.training_config().model.mamba.headdim == 2
+
+
 def test_an_access_token_stays_out_of_the_run(tmp_path: Path) -> None:
     dataset = {"type": "hugging_face", "repo_id": "a/b", "format": "jsonl", "token": "hf_secret"}
     config = Config.from_dict({"dataset": dataset})

@@ -27,7 +27,7 @@ def test_mamba2(device: str) -> None:
     assert line(device, **small("mamba2", mamba={"headdim": 128, "ngroups": 1})) == (
         f"{device} mamba2 geometry",
         "micro_batch=24 kernel_block=512 tokens/micro_batch=12288 d_inner=256 headdim=128 nheads=2 ngroups=1 "
-        "d_state=16 d_conv=4 chunk_size=64",
+        "d_state=128 d_conv=4 chunk_size=64",
     )
 
 
@@ -36,7 +36,7 @@ def test_mamba3() -> None:
     assert line(**small("mamba3", mamba=sizes)) == (
         "cpu mamba3 geometry",
         "micro_batch=24 kernel_block=512 tokens/micro_batch=12288 d_inner=256 headdim=64 nheads=4 ngroups=4 "
-        "d_state=16 rope_angles=4 chunk_size=64",
+        "d_state=128 rope_angles=32 chunk_size=64",
     )
 
 

@@ -19,6 +19,7 @@ from .recipes import DEFAULT_RECIPE
 from .refusals import drop_neutral, refusals, use_present_names
 from .rules import RuleError
 from .schema import Config
+from .schema.mamba import largest_head
 from .tree import DEFAULT, Node, Origin, build, dotted, one_line
 
 Names = str | Path | Sequence[str | Path]
@@ -54,6 +55,28 @@ def config_from_dict(data: Mapping[str, Any], origin: str = "given") -> Config:
         ConfigError: as `load_config`; `origin` stands in the place of the file.
     """
     return config_from_tree(use_present_names(build(data, lambda _: Origin(origin))))
+
+
+def recorded_config(data: Mapping[str, Any], origin: str) -> Config:
+    """The configuration that a run recorded: what was not a key yet has the value that it had then.
+
+    Runs from before `optimizer.decay_convolutions` let no convolution decay, and the heads of their Mamba memories have
+    up to 128 channels where `headdim` is unset.
+
+    Raises:
+        ConfigError: as `config_from_dict`.
+    """
+    optimizer, model = data.get("optimizer"), data.get("model")
+    if not isinstance(optimizer, Mapping) or "decay_convolutions" in optimizer:
+        return config_from_dict(data, origin)
+    data = {**data, "optimizer": {**optimizer, "decay_convolutions": False}}
+    mamba = model.get("mamba") if isinstance(model, Mapping) else None
+    if isinstance(model, Mapping) and isinstance(mamba, Mapping) and mamba.get("headdim") is None:
+        width, expand = model.get("n_embd"), mamba.get("expand")
+        if isinstance(width, int) and isinstance(expand, int) and width * expand > 0:
+            head = largest_head(expand * width, 128)
+            data["model"] = {**model, "mamba": {**mamba, "headdim": head}}
+    return config_from_dict(data, origin)
 
 
 def with_overrides(config: Config, overrides: Iterable[str]) -> Config:

@@ -51,7 +51,8 @@ def build_optimizer(
         ValueError: a parameter without a role, a matrix with less than two axes, or nothing to train.
     """
     scales = scales or Scales()
-    groups = parameter_groups(model.named_parameters(), config.weight_decay, scales.apart)
+    decayed = DECAYED_ROLES if config.decay_convolutions else DECAYED_ROLES - {"conv"}
+    groups = parameter_groups(model.named_parameters(), config.weight_decay, scales.apart, decayed)
     fused, reason = _can_fuse(groups)
     settings: dict[str, Any] = {
         "lr": config.learning_rate,
@@ -61,7 +62,7 @@ def build_optimizer(
     }
     kind = "adamw, fused" if fused else "adamw, one operation after another"
     decay = _decayed(groups, build_weight_decay(config, total_steps))
-    never = Choice("weight decay", decay, "gains, biases, decays and convolutions never decay")
+    never = Choice("weight decay", decay, "gains, biases and decays never decay")
     if config.name == "muon":
         muon, choices = _muon(groups, config, settings, products)
         return muon, (*choices, Choice("adamw", _names(groups, kind), reason), never)
@@ -78,12 +79,12 @@ def set_rates(
     """Give every group the learning rate of a step, times the group's `lr_scale` where it has one, and its decay.
 
     Args:
-        decay: of the groups whose role decays; None leaves it as it is.
+        decay: of the groups that decay; None leaves it as it is.
         factors: by the `part` of a group, what multiplies its learning rate besides; see `Scales.rates`.
     """
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0) * (factors or {}).get(group.get("part", ""), 1.0)
-        if decay is not None and group.get("role") in DECAYED_ROLES:
+        if decay is not None and group.get("decays"):
             group["weight_decay"] = decay
 
 
@@ -145,7 +146,7 @@ def _can_fuse(groups: Sequence[ParameterGroup]) -> tuple[bool, str]:
 
 
 def _decayed(groups: Sequence[ParameterGroup], decay: WeightDecay) -> str:
-    decayed = [group for group in groups if group.role in DECAYED_ROLES]
+    decayed = [group for group in groups if group.decays]
     if not decayed or decay.initial == decay.final == 0:
         return "none"
     roles = ", ".join(dict.fromkeys(group.role for group in decayed))

@@ -2,8 +2,8 @@
 
 Decoupled weight decay (Loshchilov and Hutter 2019) pulls a weight towards zero. That is a prior for weights
 that map activations: matrices, the embedding, the head. It is not one for gains (whose rest value is 1),
-biases, decay rates and time steps (whose zero is a particular speed), nor for the few taps of a
-convolution: those never decay.
+biases, decay rates and time steps (whose zero is a particular speed): those never decay. The taps of a convolution
+are weights too, and decay as in Mamba-2's public code, unless the configuration says otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from ..numerics.roles import ROLES, Role, role_of
 
-DECAYED_ROLES: frozenset[Role] = frozenset({"matrix", "embedding", "head"})
+DECAYED_ROLES: frozenset[Role] = frozenset({"matrix", "embedding", "head", "conv"})
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class ParameterGroup:
     """The trained parameters of one role, sorted by name; `part` tells groups of a role apart."""
 
     role: Role
+    decays: bool
     weight_decay: float
     names: tuple[str, ...]
     parameters: tuple[torch.nn.Parameter, ...]
@@ -35,11 +36,12 @@ class ParameterGroup:
         return sum(parameter.numel() for parameter in self.parameters)
 
     def for_optimizer(self) -> dict[str, Any]:
-        """The group as `torch.optim` takes it; `role` and `part` stay readable in `optimizer.param_groups`."""
+        """The group as `torch.optim` takes it; `role`, `decays` and `part` stay readable in it."""
         return {
             "params": list(self.parameters),
             "weight_decay": self.weight_decay,
             "role": self.role,
+            "decays": self.decays,
             "part": self.part,
         }
 
@@ -48,6 +50,7 @@ def parameter_groups(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
     weight_decay: float,
     apart: Callable[[str], str] = lambda name: "",
+    decayed: frozenset[Role] = DECAYED_ROLES,
 ) -> list[ParameterGroup]:
     """Divide parameters into one group per role that occurs, and per part where some are kept apart.
 
@@ -57,7 +60,7 @@ def parameter_groups(
 
     Args:
         named_parameters: as from `model.named_parameters()`, with or without duplicates.
-        weight_decay: for the roles in `DECAYED_ROLES`; the others get 0.
+        weight_decay: for the roles in `decayed`; the others get 0.
         apart: the part that a parameter of this name belongs to.
 
     Raises:
@@ -75,7 +78,8 @@ def parameter_groups(
     groups = [
         ParameterGroup(
             role=role,
-            weight_decay=weight_decay if role in DECAYED_ROLES else 0.0,
+            decays=role in decayed,
+            weight_decay=weight_decay if role in decayed else 0.0,
             names=tuple(name for name, _ in members),
             parameters=tuple(parameter for _, parameter in members),
             part=part,

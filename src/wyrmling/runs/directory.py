@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
+from ..config.load import recorded_config
 from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError
 from ..files import TEMPORARY_PREFIX, storage_errors, sync_directory, temporary_sibling, write_atomically
@@ -77,7 +78,7 @@ class RunDirectory:
             CheckpointError: the run has none (it never began), or the file does not parse.
             ConfigError: a value that this version does not accept.
         """
-        return Config.from_dict(records.read_json(self.training_config_path), str(self.training_config_path))
+        return recorded_config(records.read_json(self.training_config_path), str(self.training_config_path))
 
     def record(self) -> dict[str, Any]:
         """What `config.json` holds: see `records.build_run_record`.

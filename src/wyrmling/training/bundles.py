@@ -17,6 +17,7 @@ from ..checkpoint import locate_checkpoint
 from ..checkpoint.layout import parse_step
 from ..config import Bundle, Config, Stage, cache_directory, with_overrides
 from ..config.launching import LAUNCH_KEYS, to_go_on
+from ..config.load import recorded_config
 from ..config.toml import toml_value
 from ..errors import CheckpointError, ConfigError, DataError, WyrmlingError
 from ..files import storage_errors
@@ -217,7 +218,7 @@ def _refuse_changed(where: str, stage: Stage, record: StageRecord, place: str) -
     lent = tuple(f"training.{key}" for key in LAUNCH_KEYS) if stage.init_from is not None else ()
     if _lent_tokenizer(stage):
         lent = (*lent, "dataset.tokenizer.vocab_path")
-    before = Config.from_dict(record.config or {}, f"{FILE}, stage {stage.name}")
+    before = recorded_config(record.config or {}, f"{FILE}, stage {stage.name}")
     found = differences(before, stage.config, (*_HARMLESS, *lent)) + _other_lender(stage, record)
     if record.run != place:
         found.append(f"run_layout: {record.run} -> {place}")

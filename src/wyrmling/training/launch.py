@@ -232,7 +232,12 @@ def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) 
 
 
 def differences(old: Config, new: Config, allowed: tuple[str, ...] = CHANGEABLE) -> list[str]:
-    """`key: old -> new` for every key in which two configurations differ, but for those (and those below) allowed."""
+    """`key: old -> new` for every key in which two configurations differ, but for those (and those below) allowed.
+
+    What only Mamba memories read makes no difference where neither has one.
+    """
+    if not any(c.effective_model.sequence_kernel.memory_system.startswith("mamba") for c in (old, new)):
+        allowed = (*allowed, "model.mamba", "optimizer.decay_convolutions")
     before, after = _flat(old.to_dict()), _flat(new.to_dict())
     keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     return [

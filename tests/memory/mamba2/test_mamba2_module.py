@@ -17,7 +17,7 @@ from wyrmling.numerics.roles import parts_of, role_of
 
 def test_the_sizes_of_the_described_block() -> None:
     """n_embd 128 and heads of 128 channels: two heads, 288 channels of convolution, 546 numbers per projected token."""
-    memory = Mamba2(128, headdim=128)
+    memory = Mamba2(128, headdim=128, d_state=16)
     assert {name: tuple(p.shape) for name, p in memory.named_parameters()} == {
         "in_proj": (128, 546),
         "conv_weight": (288, 4),
@@ -97,13 +97,17 @@ def test_one_token_by_hand() -> None:
 
 @torch.no_grad()
 def test_the_first_weights_are_those_of_the_published_block() -> None:
+    """Layers begin as PyTorch's own, within 1 / sqrt(fan in) of 0; decay rates are uniform, steps log-uniform."""
     memory = Mamba2(
         256, headdim=1, a_init_min=2.0, a_init_max=5.0, dt_min=1e-3, dt_max=0.2, dt_init_floor=4e-3
     )
-    assert float(memory.in_proj.std()) == pytest.approx(1 / 16, rel=0.02)
-    assert float(memory.conv_weight.std()) == pytest.approx(1 / 2, rel=0.05)
-    assert float(memory.out_proj.std()) == pytest.approx(1 / math.sqrt(512), rel=0.02)
-    assert float(memory.conv_bias.abs().max()) == 0
+    layers = (memory.in_proj, 256), (memory.conv_weight, 4), (memory.conv_bias, 4), (memory.out_proj, 512)
+    for weights, fan_in in layers:
+        bound = 1 / math.sqrt(fan_in)
+        assert float(weights.abs().max()) == pytest.approx(bound, rel=0.01)
+        assert float(weights.abs().max()) <= bound
+        assert float(weights.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+        assert float(weights.mean()) == pytest.approx(0, abs=0.1 * bound)
     assert bool((memory.d_skip == 1).all())
     assert bool((memory.norm_weight == 1).all())
     steps = functional.softplus(memory.dt_bias.double())
@@ -112,10 +116,11 @@ def test_the_first_weights_are_those_of_the_published_block() -> None:
     # log-uniform in [1e-3, 0.2], so this share lies on the floor
     on_floor = (steps < 4.001e-3).double().mean()
     assert float(on_floor) == pytest.approx(math.log(4) / math.log(200), abs=0.07)
-    rates = memory.a_log.double()
-    assert float(rates.min()) >= math.log(2) - 1e-6
-    assert float(rates.max()) <= math.log(5) + 1e-6
-    assert float(rates.mean()) == pytest.approx((math.log(2) + math.log(5)) / 2, abs=0.05)
+    rates = memory.a_log.double().exp()
+    assert 2 - 1e-5 <= float(rates.min()) < 2.05
+    assert 4.95 < float(rates.max()) <= 5 + 1e-5
+    assert float(rates.mean()) == pytest.approx(3.5, abs=0.1)
+    assert float(rates.std()) == pytest.approx(3 / math.sqrt(12), rel=0.05)
 
 
 def test_weights_follow_from_the_seed_and_the_name() -> None:
@@ -135,7 +140,7 @@ def test_weights_follow_from_the_seed_and_the_name() -> None:
 
 
 def test_every_parameter_has_its_role_and_copies_find_it_again() -> None:
-    memory = Mamba2(16, headdim=8)
+    memory = Mamba2(16, headdim=8, d_state=16)
     roles = {name: role_of(parameter, name) for name, parameter in memory.named_parameters()}
     assert roles == memory.parameter_roles
     assert parts_of(memory.in_proj) == memory.parameter_parts["in_proj"] == (32, 32, 16, 16, 4)

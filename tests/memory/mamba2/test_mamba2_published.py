@@ -11,6 +11,7 @@ import pytest
 import torch
 from mamba2_cases import draw, read
 
+from wyrmling.config.schema.mamba import Mamba
 from wyrmling.memory.mamba2.module import Mamba2
 
 pytest.importorskip(
@@ -52,6 +53,63 @@ def copy_weights(memory: Mamba2, mixer: Mamba2Mixer) -> None:
         mixer.A_log.copy_(memory.a_log)
         mixer.D.copy_(memory.d_skip)
         mixer.norm.weight.copy_(memory.norm_weight)
+
+
+def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference of the two distribution functions (Kolmogorov and Smirnov)."""
+    ours, theirs = ours.detach().flatten().sort().values, theirs.detach().flatten().sort().values
+    at = torch.cat([ours, theirs])
+    shares = [torch.searchsorted(x, at, right=True) / x.numel() for x in (ours, theirs)]
+    return float((shares[0] - shares[1]).abs().max())
+
+
+def test_layers_and_time_steps_begin_as_in_the_public_block() -> None:
+    """What its modules and `init_mamba2_weights` draw; two draws of n numbers differ by about sqrt(2 / n)."""
+    width = 1024
+    config = Mamba2Config(
+        hidden_size=width, num_heads=2 * width, head_dim=1, state_size=128, n_groups=1, num_hidden_layers=1
+    )
+    mixer = Mamba2Mixer(config, layer_idx=0)
+    memory = Mamba2(width, headdim=1, seed=2)
+    pairs = {
+        "in_proj": (memory.in_proj[:16], mixer.in_proj.weight.mT[:16]),
+        "conv_weight": (memory.conv_weight, mixer.conv1d.weight),
+        "conv_bias": (memory.conv_bias, mixer.conv1d.bias),
+        "out_proj": (memory.out_proj[:64], mixer.out_proj.weight.mT[:64]),
+        "dt_bias": (memory.dt_bias, mixer.dt_bias),
+    }
+    for name, (ours, theirs) in pairs.items():
+        assert ours.numel() == theirs.numel(), name
+        assert distance(ours, theirs) < 2.5 * (2 / ours.numel()) ** 0.5, name
+    assert torch.equal(memory.d_skip, mixer.D)
+    assert torch.equal(memory.norm_weight, mixer.norm.weight)
+    # theirs are 1, 2, 3, ...; the original's, and ours, are uniform: A = empty.uniform_(1, 16), A_log = log(A)
+    rates = torch.empty(2 * width).uniform_(1, 16, generator=torch.Generator().manual_seed(0))
+    assert distance(memory.a_log.exp(), rates) < 2.5 * (1 / width) ** 0.5
+
+
+def test_the_defaults_are_the_published_ones() -> None:
+    """Of transformers, which repeats those of state-spaces/mamba but for its 8 groups and chunks of 256."""
+    ours, theirs = Mamba(), Mamba2Config()
+    assert ours.d_state == theirs.state_size == 128
+    assert ours.head_width(64) == theirs.head_dim == 64
+    assert (ours.d_conv, ours.expand, ours.conv_bias) == (
+        theirs.conv_kernel,
+        theirs.expand,
+        theirs.use_conv_bias,
+    )
+    steps = theirs.time_step_min, theirs.time_step_max, theirs.time_step_floor
+    assert (ours.dt_min, ours.dt_max, ours.dt_init_floor) == steps
+    assert ours.norm_eps == theirs.layer_norm_epsilon
+    assert (ours.ngroups, ours.norm_before_gate, ours.norm_full_width) == (1, False, False)
+    assert (ours.a_init_min, ours.a_init_max) == (1, 16)
+    memory = Mamba2(64)
+    assert (memory.geometry.d_state, memory.geometry.headdim) == (128, 64)
+
+
+@pytest.mark.parametrize(("width", "head"), [(128, 64), (96, 64), (100, 50), (40, 40), (37, 37), (67, 2)])
+def test_heads_have_64_channels_or_the_largest_divisor_below(width: int, head: int) -> None:
+    assert Mamba().head_width(width) == head
 
 
 @torch.no_grad()

@@ -319,8 +319,10 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, object], key: str)
 @torch.no_grad()
 def test_first_weights() -> None:
     memory = Mamba3(256, headdim=4, d_state=8, dt_min=1e-3, dt_max=0.1, is_outproj_norm=True, seed=3)
-    assert float(memory.in_proj.std()) == pytest.approx(1 / 16, rel=0.02)
-    assert float(memory.out_proj.std()) == pytest.approx(1 / math.sqrt(512), rel=0.02)
+    for weights, fan_in in ((memory.in_proj, 256), (memory.out_proj, 512)):  # as `nn.Linear` begins
+        bound = 1 / math.sqrt(fan_in)
+        assert 0.99 * bound < float(weights.abs().max()) <= bound
+        assert float(weights.std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
     steps = torch.nn.functional.softplus(memory.dt_bias)
     assert 1e-3 * 0.999 < float(steps.min()) < 2e-3
     assert 0.06 < float(steps.max()) < 0.1 * 1.001

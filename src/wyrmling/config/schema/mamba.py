@@ -8,7 +8,12 @@ from pydantic import AfterValidator, Field
 
 from .base import PositiveFloat, PositiveInt, Table
 
-LARGEST_HEAD = 128
+LARGEST_HEAD = 64
+
+
+def largest_head(inner: int, limit: int = LARGEST_HEAD) -> int:
+    """The largest divisor of the inner width up to `limit`."""
+    return next(size for size in range(min(inner, limit), 0, -1) if inner % size == 0)
 
 
 def _half_or_whole(value: float) -> float:
@@ -20,12 +25,12 @@ def _half_or_whole(value: float) -> float:
 class Mamba(Table):
     """Sizes and first weights of Mamba-2 and Mamba-3; read by no other memory."""
 
-    d_state: PositiveInt = Field(default=16, description="Width of a key (N): numbers of state per channel.")
+    d_state: PositiveInt = Field(default=128, description="Width of a key (N): numbers of state per channel.")
     d_conv: PositiveInt = Field(default=4, description="Taps of the convolution over time (mamba2).")
     expand: PositiveInt = Field(default=2, description="Inner width, in units of n_embd.")
     headdim: PositiveInt | None = Field(
         default=None,
-        description="Channels of a memory head (P); unset: the largest divisor of the inner width up to 128.",
+        description="Channels of a memory head (P); unset: the largest divisor of the inner width up to 64.",
     )
     ngroups: PositiveInt = Field(default=1, description="Groups of memory heads that share keys and queries.")
     conv_bias: bool = Field(default=True, description="Add a bias after the convolution (mamba2).")
@@ -33,7 +38,9 @@ class Mamba(Table):
     dt_max: PositiveFloat = Field(default=0.1, description="Largest first time step.")
     dt_init_floor: PositiveFloat = Field(default=1e-4, description="No first time step is below this.")
     a_init_min: PositiveFloat = Field(default=1.0, description="Smallest first decay rate (mamba2).")
-    a_init_max: PositiveFloat = Field(default=16.0, description="Largest first decay rate (mamba2).")
+    a_init_max: PositiveFloat = Field(
+        default=16.0, description="Largest first decay rate; they are uniform in between (mamba2)."
+    )
     norm_eps: PositiveFloat = Field(
         default=1e-5, description="Added to the mean square of the memory's norms."
     )
@@ -59,10 +66,7 @@ class Mamba(Table):
 
     def head_width(self, width: int) -> int:
         """Channels of a memory head for a stream of this width."""
-        if self.headdim is not None:
-            return self.headdim
-        inner = self.inner_width(width)
-        return next(size for size in range(min(inner, LARGEST_HEAD), 0, -1) if inner % size == 0)
+        return self.headdim or largest_head(self.inner_width(width))
 
     def head_count(self, width: int) -> int:
         """Memory heads; `rules` guarantees that the channels divide."""

@@ -132,7 +132,7 @@ class Muon(Table):
 
 
 class Optimizer(Table):
-    """What changes the weights; weight decay is decoupled and falls on matrices, embedding and head only."""
+    """What changes the weights; weight decay is decoupled and falls on weights, never on gains, biases and decays."""
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
         ("grad_clip_norm", "grad_clip_value"),
@@ -151,6 +151,10 @@ class Optimizer(Table):
         default=None,
         description="Weight decay of the last step, reached in a line from the middle of the run; unset: 0 with "
         '`name = "bitnet_published"`, else no change.',
+    )
+    decay_convolutions: bool = Field(
+        default=True,
+        description="Weight decay falls on the taps of convolutions too, as in Mamba-2's public code (mamba2).",
     )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, description="Decay of the mean of the gradients."

@@ -15,7 +15,15 @@ from ...numerics.roles import Role, declare
 from ..base import Memory, MemoryState, reset_rows, sums_dtype
 from ..choose import FormChoice
 from ..ssd.chunked import CHUNK, SEGMENT
-from ..ssd.weights import inverse_softplus, log_uniform, normal, positive_counts, positive_numbers, require
+from ..ssd.weights import (
+    inverse_softplus,
+    layer_uniform,
+    log_uniform,
+    positive_counts,
+    positive_numbers,
+    require,
+    uniform,
+)
 from . import chunked, naive
 from .naive import Geometry, Weights
 
@@ -38,7 +46,7 @@ class Mamba2(Memory):
         ngroups: G groups of heads that share keys and queries.
         conv_bias: add a bias after the convolution.
         dt_min, dt_max, dt_init_floor: range of the first time steps, and what none of them goes below.
-        a_init_min, a_init_max: range of the first decay rates -A.
+        a_init_min, a_init_max: range of the first decay rates -A, which are uniform in it.
         norm_eps: added to the mean squares of the norm.
         norm_before_gate: normalise before the gate; the published block does it after.
         norm_full_width: one mean square over all channels instead of one per group.
@@ -70,10 +78,10 @@ class Mamba2(Memory):
         self,
         width: int,
         *,
-        d_state: int = 16,
+        d_state: int = 128,
         d_conv: int = 4,
         expand: int = 2,
-        headdim: int = 128,
+        headdim: int = 64,
         ngroups: int = 1,
         conv_bias: bool = True,
         dt_min: float = 1e-3,
@@ -120,18 +128,19 @@ class Mamba2(Memory):
         projected, channels = sum(self.geometry.projected), self.geometry.channels
         # z | x | B | C | dt: matrices of their own, side by side
         self.parameter_parts = {"in_proj": (inner, *self.geometry.convolved, heads)}
-        self.in_proj = self._own("in_proj", normal(width, projected, fan_in=width, seed=seed, name="in_proj"))
-        self.conv_weight = self._own(
-            "conv_weight", normal(channels, d_conv, fan_in=d_conv, seed=seed, name="conv_weight")
-        )
-        self.conv_bias = self._own("conv_bias", torch.zeros(channels)) if conv_bias else None
+        self.in_proj = self._layer("in_proj", width, projected, fan_in=width, seed=seed)
+        self.conv_weight = self._layer("conv_weight", channels, d_conv, fan_in=d_conv, seed=seed)
+        self.conv_bias = self._layer("conv_bias", channels, fan_in=d_conv, seed=seed) if conv_bias else None
         steps = log_uniform(heads, dt_min, dt_max, seed=seed, name="dt_bias").clamp_min(dt_init_floor)
         self.dt_bias = self._own("dt_bias", inverse_softplus(steps).float())
-        rates = log_uniform(heads, a_init_min, a_init_max, seed=seed, name="a_log")
+        rates = uniform(heads, a_init_min, a_init_max, seed=seed, name="a_log")  # A, not its logarithm
         self.a_log = self._own("a_log", rates.log().float())
         self.d_skip = self._own("d_skip", torch.ones(heads))
         self.norm_weight = self._own("norm_weight", torch.ones(inner))
-        self.out_proj = self._own("out_proj", normal(inner, width, fan_in=inner, seed=seed, name="out_proj"))
+        self.out_proj = self._layer("out_proj", inner, width, fan_in=inner, seed=seed)
+
+    def _layer(self, name: str, *shape: int, fan_in: int, seed: int) -> nn.Parameter:
+        return self._own(name, layer_uniform(*shape, fan_in=fan_in, seed=seed, name=name))
 
     def _own(self, name: str, value: Tensor) -> nn.Parameter:
         parts = self.parameter_parts.get(name, ())

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from ...numerics.roles import Role, declare
 from ..base import Memory, MemoryState, reset_rows, sums_dtype
 from ..choose import FormChoice
-from ..ssd.weights import inverse_softplus, log_uniform, normal, positive_counts, positive_numbers, require
+from ..ssd.weights import (
+    inverse_softplus,
+    layer_uniform,
+    log_uniform,
+    positive_counts,
+    positive_numbers,
+    require,
+)
 from . import chunked, naive
 from .naive import Tokens
 
@@ -72,9 +79,9 @@ class Mamba3(Memory):
         self,
         width: int,
         *,
-        d_state: int = 16,
+        d_state: int = 128,
         expand: int = 2,
-        headdim: int = 128,
+        headdim: int = 64,
         ngroups: int = 1,
         dt_min: float = 1e-3,
         dt_max: float = 0.1,
@@ -116,7 +123,7 @@ class Mamba3(Memory):
         #: Sizes of the projections that lie side by side in a parameter, by its name.
         self.parameter_parts = {"in_proj": parts}
         self.in_proj = self._own(
-            "in_proj", normal(width, sum(parts), fan_in=width, seed=seed, name="in_proj")
+            "in_proj", layer_uniform(width, sum(parts), fan_in=width, seed=seed, name="in_proj")
         )
         steps = log_uniform(heads, dt_min, dt_max, seed=seed, name="dt_bias").clamp_min(dt_init_floor)
         self.dt_bias = self._own("dt_bias", inverse_softplus(steps).float())
@@ -129,7 +136,7 @@ class Mamba3(Memory):
         if is_outproj_norm:
             self.norm_weight = self._own("norm_weight", torch.ones(self.inner))
         self.out_proj = self._own(
-            "out_proj", normal(self.inner, width, fan_in=self.inner, seed=seed, name="out_proj")
+            "out_proj", layer_uniform(self.inner, width, fan_in=self.inner, seed=seed, name="out_proj")
         )
 
     def _own(self, name: str, value: Tensor) -> nn.Parameter:

@@ -32,15 +32,20 @@ def positive_counts(**counts: int) -> None:
         require(count > 0, f"{name}: must be at least 1, got {count}")
 
 
-def normal(*shape: int, fan_in: int, seed: int, name: str) -> Tensor:
-    """float32 of variance 1 / fan_in."""
-    return torch.randn(*shape, generator=generator(seed, name)) / math.sqrt(fan_in)
+def uniform(count: int, smallest: float, largest: float, *, seed: int, name: str) -> Tensor:
+    """float64 [count], uniform in [smallest, largest]."""
+    drawn = torch.rand(count, generator=generator(seed, name), dtype=torch.float64)
+    return smallest + drawn * (largest - smallest)
+
+
+def layer_uniform(*shape: int, fan_in: int, seed: int, name: str) -> Tensor:
+    """float32, uniform within 1 / sqrt(fan_in) of 0: what `nn.Linear` and `nn.Conv1d`, biases too, begin with."""
+    return (2 * torch.rand(*shape, generator=generator(seed, name)) - 1) / math.sqrt(fan_in)
 
 
 def log_uniform(count: int, smallest: float, largest: float, *, seed: int, name: str) -> Tensor:
     """float64 [count] in [smallest, largest], uniform in their logarithms."""
-    drawn = torch.rand(count, generator=generator(seed, name), dtype=torch.float64)
-    return torch.exp(math.log(smallest) + drawn * math.log(largest / smallest))
+    return uniform(count, math.log(smallest), math.log(largest), seed=seed, name=name).exp()
 
 
 def inverse_softplus(x: Tensor) -> Tensor:
