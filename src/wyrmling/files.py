@@ -10,16 +10,25 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import StorageError
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 TEMPORARY_PREFIX = ".tmp-"
+SEAL = "sha256"
+"""The key of a sealed record that holds the SHA-256 of all others."""
+
+_LARGEST_RECORD = 256 << 20  # bytes of a JSON record; the largest that the program writes are manifests
 
 _REFUSALS = {
     errno.ENOSPC: "no space left on the device",
@@ -112,3 +121,105 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, hexadecimal, read in bounded memory."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_regular(path: Path, largest: int = _LARGEST_RECORD) -> bytes:
+    """The content of a small file, without waiting at one that is none (a pipe, a device).
+
+    Raises:
+        OSError: it cannot be opened or read.
+        ValueError: not a regular file, or larger than `largest` bytes.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > largest:
+        raise ValueError(f"it has {status.st_size:,} bytes, and {largest:,} are the most that can be meant")
+    return path.read_bytes()
+
+
+def read_record(
+    path: Path, shape: type[BaseModel] | None = None, *, must_be_sealed: bool = False
+) -> dict[str, Any]:
+    """The JSON object in a file, as strict as those who write one are: UTF-8, no key twice, no NaN.
+
+    A record that was sealed (see `sealed`) is compared with its seal, which is left out of what is returned.
+
+    Args:
+        shape: what its keys hold; keys that the shape does not know pass.
+        must_be_sealed: a record without a seal is a damaged one, and not one of an earlier version.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: what is wrong, as the rest of a line that names the file: not a regular file, not such JSON,
+            changed since it was sealed, a key that is missing or holds something else.
+    """
+    try:
+        record = json.loads(
+            read_regular(path).decode("utf-8"),
+            object_pairs_hook=_without_repeats,
+            parse_constant=_finite,
+            parse_float=_finite,
+        )
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except OSError as error:
+        raise ValueError(f"it cannot be read ({error.strerror or error})") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is not a JSON object")
+    seal = record.pop(SEAL, None)
+    if seal != (None if seal is None and not must_be_sealed else _digest(record)):
+        raise ValueError("its content does not match its own hash, so it was changed after it was written")
+    if shape is not None:
+        check_shape(record, shape)
+    return record
+
+
+def check_shape(record: Mapping[str, Any], shape: type[BaseModel]) -> None:
+    """Compare a JSON object with a shape, strictly: a text is no number, nor is a truth value one.
+
+    Raises:
+        ValueError: the key and what is wrong with it, as the rest of a line that names the file.
+    """
+    from pydantic import ValidationError
+
+    try:
+        shape.model_validate_json(json.dumps(record), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        told = first["msg"].removeprefix("Input ").lower()
+        value = "" if first["type"] == "missing" else f", and is {first['input']!r}"
+        raise ValueError(f"{key} {told}{value[:80]}") from None
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with the SHA-256 of its content as its last entry, however it is written out later."""
+    return {**record, SEAL: _digest(record)}
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+def _without_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    record: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in record:
+            raise ValueError(f"it has the key {key[:80]!r} twice")
+        record[key] = value
+    return record
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds {text[:40]}, which is not a finite number")
+    return number

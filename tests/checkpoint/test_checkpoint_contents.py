@@ -307,6 +307,41 @@ def test_state_of_another_optimizer_or_model_is_refused() -> None:
         load_optimizer_tensors(part, model, tensors)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("gain.exp_avg", torch.zeros(2), r"gain\.exp_avg is \[2\] there and \[3\] here"),
+        ("gain.exp_avg_sq", torch.zeros(3, 1), r"gain\.exp_avg_sq is \[3, 1\] there and \[3\] here"),
+        (
+            "gain.exp_avg",
+            torch.zeros(3, dtype=torch.float64),
+            r"gain\.exp_avg is float64 there and float32 here",
+        ),
+        ("gain.exp_avg", torch.zeros(3, dtype=torch.int32), r"gain\.exp_avg is int32 there"),
+        ("gain.exp_avg", torch.tensor([0.0, float("nan"), 0.0]), r"gain\.exp_avg holds .* not finite"),
+        ("gain.step", torch.zeros(2), r"gain\.step is \[2\] there and one number here"),
+        ("gain.step", torch.tensor(float("inf")), r"gain\.step holds .* not finite"),
+    ],
+)
+def test_a_moment_that_the_kernel_must_not_be_given_is_named(key: str, value: Tensor, told: str) -> None:
+    model, optimizer, tensors = trained()
+    before = optimizer.state[model.gain]["exp_avg"]
+    assert tensors[key].dim() == (0 if key.endswith(".step") else 1)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        load_optimizer_tensors(optimizer, model, {**tensors, key: value})
+    assert "\n" not in str(caught.value)
+    assert optimizer.state[model.gain]["exp_avg"] is before
+
+
+def test_weights_that_are_not_finite_are_refused_and_named() -> None:
+    model, _, _ = trained()
+    tensors = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+    tensors["gain"][1] = float("inf")
+    with pytest.raises(CheckpointError, match="gain holds numbers that are not finite"):
+        load_model_tensors(model, tensors)
+    assert bool(torch.isfinite(model.gain).all())
+
+
 def test_a_parameter_without_a_gradient_has_no_state_and_that_is_remembered() -> None:
     model = Tiny(seed=1)
     model.gain.requires_grad_(False)

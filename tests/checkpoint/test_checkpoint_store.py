@@ -21,6 +21,7 @@ from torch import Tensor
 from wyrmling.checkpoint import (
     checkpoint_path,
     list_checkpoints,
+    locate_checkpoint,
     newest_good,
     read_checkpoint,
     read_pointer,
@@ -399,13 +400,27 @@ def test_an_interrupt_while_saving_removes_the_unfinished(
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-000000004"]
 
 
-def test_pointers_come_back_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+def test_pointers_come_back_and_a_wrong_one_is_none(tmp_path: Path) -> None:
     assert read_pointer(tmp_path, "best") is None
     write_pointer(tmp_path, "best", 10)
     write_pointer(tmp_path, "latest", 1_234_567_890)
     assert read_pointer(tmp_path, "best") == 10
     assert read_pointer(tmp_path, "latest") == 1_234_567_890
     assert (tmp_path / "best").read_text() == "step-000000010\n"
-    (tmp_path / "best").write_text("the one of Tuesday")
-    with pytest.raises(CheckpointError, match="best: 'the one of Tuesday' is not the name of a checkpoint"):
-        read_pointer(tmp_path, "best")
+    for content in (b"the one of Tuesday", b"", b"\xff\x00" * 9, b"step-000000010\n" * 1000):
+        (tmp_path / "best").write_bytes(content)
+        assert read_pointer(tmp_path, "best") is None
+    (tmp_path / "best").unlink()
+    (tmp_path / "best").mkdir()
+    assert read_pointer(tmp_path, "best") is None
+
+
+def test_the_best_checkpoint_is_what_the_newest_says_whatever_the_pointer_says(tmp_path: Path) -> None:
+    for step, best in ((4, None), (8, 4), (12, 4)):
+        save_checkpoint(tmp_path, step, {"model": {}}, {"step": step, "best": {"step": best}})
+    write_pointer(tmp_path, "best", 12)
+    assert locate_checkpoint(tmp_path, "best").name == "step-000000004"
+    (tmp_path / "step-000000012" / "progress.json").write_text("{}")
+    assert locate_checkpoint(tmp_path, "best").name == "step-000000004"
+    save_checkpoint(tmp_path, 12, {"model": {}}, {"step": 12})
+    assert locate_checkpoint(tmp_path, "best").name == "step-000000012"

@@ -11,7 +11,7 @@ import pytest
 
 import wyrmling
 from wyrmling import Callback, Config
-from wyrmling.checkpoint import checkpoint_path, list_checkpoints, read_pointer, write_pointer
+from wyrmling.checkpoint import Checkpoint, checkpoint_path, list_checkpoints, read_pointer, write_pointer
 from wyrmling.config import with_overrides
 from wyrmling.errors import CheckpointError, DataError, WyrmlingError
 from wyrmling.training import loop
@@ -268,7 +268,26 @@ def test_progress_of_a_later_version_is_read_for_what_is_known() -> None:
     record["best"]["later"] = 1
     record["window"] = None
     record["more"] = {"a": 1}
-    assert loop.Progress.from_json(json.loads(json.dumps(record))) == progress
+    saved = Checkpoint(3, {}, json.loads(json.dumps(record)), Path("step-000000003"))
+    assert loop.Progress.of(saved) == progress
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("step", 2, "progress of step 2"),
+        ("step", "3", "step .*integer"),
+        ("tokens_seen", -1, "tokens_seen"),
+        ("loss", [1.0], "loss"),
+        ("best", {"step": 4}, "best.step is 4"),
+        ("window", {"targets": 1.5}, "window.targets"),
+    ],
+)
+def test_a_number_of_the_progress_that_cannot_be_is_named(key: str, value: object, told: str) -> None:
+    record = {**loop.Progress(step=3, tokens_seen=9).to_json(12), key: value}
+    with pytest.raises(CheckpointError, match=told) as caught:
+        loop.Progress.of(Checkpoint(3, {}, record, Path("step-000000003")))
+    assert "progress.json" in str(caught.value)
 
 
 def test_a_checkpoint_report_comes_after_the_checkpoint(tiny_config: Make) -> None:

@@ -12,6 +12,7 @@ import wyrmling
 from wyrmling import Callback, Config
 from wyrmling.config import with_overrides
 from wyrmling.errors import CheckpointError
+from wyrmling.files import sealed, write_json_atomically
 from wyrmling.training import compiling
 from wyrmling.training.compiling import Compiler
 from wyrmling.watch.events import StepReport
@@ -46,10 +47,9 @@ def test_a_run_with_compiled_kernels_needs_its_compiler_or_gives_up_exactness(
     config = tiny_config()
     done = wyrmling.train(config, callbacks=[Stop()])
     assert kernels(done.run.path) == "eager"
-    record = done.run.config_json.read_text()
-    eager = '"name": "kernels",\n      "value": "eager"'
-    assert eager in record
-    done.run.config_json.write_text(record.replace(eager, eager.replace("eager", "compiled")))
+    record = done.run.record()
+    next(choice for choice in record["choices"] if choice["name"] == "kernels")["value"] = "compiled"
+    write_json_atomically(done.run.config_json, sealed(record))
 
     with pytest.raises(CheckpointError, match=r"no C\+\+ compiler.*--allow-inexact"):
         wyrmling.train(resumed(config, done.run.path))

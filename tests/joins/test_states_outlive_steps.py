@@ -171,9 +171,33 @@ def test_another_number_of_streams_is_refused(tiny_config: Make) -> None:
     with pytest.raises(CheckpointError, match=r"training\.batch_size: 4 -> 6"):
         wyrmling.train(resume(config, stopped.run.path, "training.batch_size=6"))
     streams = Streams(1, 2)
-    streams.states = [dragon("linear_attention")(torch.randint(0, 13, (2, 5)))[1]]
+    model = dragon("linear_attention")
+    streams.states = [model(torch.randint(0, 13, (2, 5)))[1].detach()]
     with pytest.raises(CheckpointError, match=r"streams of 2 rows.*has 3 now: resume with the rows"):
-        Streams(3, 1).load(streams.tensors(), torch.device("cpu"), torch.float32)
+        Streams(3, 1).load(streams.tensors(), model, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("layers.0.rho", lambda rho: rho[..., :-1], r"layers\.0\.rho is \[2, .*\] there and \[2, .*\] here"),
+        ("layers.0.rho", lambda rho: rho[:1], "number of rows"),
+        ("layers.0.rho", lambda rho: torch.full_like(rho, float("nan")), "not finite"),
+        ("layers.0.sum", lambda _: torch.zeros(2, 1), r"layer 0 holds rho, sum there and rho here"),
+        ("layers.9.rho", lambda _: torch.zeros(2, 1), "all of its layers"),
+        ("position", lambda position: position - 9, "position is below 0"),
+        ("position", lambda position: position / 2, "whole numbers"),
+        ("whatever", lambda _: torch.zeros(2), "no tensor named 'whatever'"),
+    ],
+)
+def test_states_of_another_model_are_refused(name: str, change: Callable[..., Tensor], told: str) -> None:
+    model = dragon("linear_attention")
+    streams = Streams(1, 2)
+    streams.states = [model(torch.randint(0, 13, (2, 5)))[1].detach()]
+    saved = streams.tensors()
+    saved[name] = change(saved.get(name))
+    with pytest.raises(CheckpointError, match=told):
+        Streams(1, 2).load(saved, model, torch.float32)
 
 
 def test_fewer_blocks_than_rows_are_refused_with_the_remedy(tiny_config: Make) -> None:
@@ -192,9 +216,10 @@ def test_saved_streams_can_be_dealt_to_other_micro_batches() -> None:
     """Rows of the global batch keep their streams, whichever micro-batch they fall in."""
     streams = Streams(1, 2)
     assert streams.tensors() == {}
-    streams.states = [dragon("linear_attention")(torch.randint(0, 13, (2, 5)))[1].detach()]
+    model = dragon("linear_attention")
+    streams.states = [model(torch.randint(0, 13, (2, 5)))[1].detach()]
     saved, again = streams.tensors(), Streams(2, 1)
-    again.load(saved, torch.device("cpu"), torch.float64)
+    again.load(saved, model, torch.float64)
     assert [state.rows for state in again.states if state is not None] == [1, 1]
     for name, tensor in again.tensors().items():
         assert torch.equal(tensor, saved[name])

@@ -12,6 +12,7 @@ import pytest
 
 from wyrmling.config import Config
 from wyrmling.errors import CheckpointError
+from wyrmling.files import read_record
 from wyrmling.runs import Choice, RunDirectory, build_run_record, create_run, state_layout
 from wyrmling.text.tokenizers import ByteTokenizer
 
@@ -156,7 +157,7 @@ def test_earlier_runs_keep_heads_and_decays_that_they_did_not_record(
     run.write_records(Config.from_dict(given), ByteTokenizer(), record(name=run.name))
     assert run.training_config() == Config.from_dict(given)
 
-    written = json.loads(run.training_config_path.read_text())
+    written = read_record(run.training_config_path)  # without its seal, which those runs do not have
     del written["optimizer"]["decay_convolutions"]
     written["model"]["mamba"]["d_state"] = 16
     run.training_config_path.write_text(json.dumps(written))
@@ -183,9 +184,17 @@ def test_an_access_token_stays_out_of_the_run(tmp_path: Path) -> None:
     ("content", "text"),
     [
         (None, "has no .*config.json"),
-        ("", "cannot be read"),
-        ("{", "cannot be read"),
+        ("", "not JSON"),
+        ("{", "not JSON"),
         ("[1]", "not a JSON object"),
+        ("null", "not a JSON object"),
+        ('{"a": 1, "a": 2}', "'a' twice"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": 1e999}', "1e999"),
+        ('{"a": ' + "9" * 9000 + "}", "digits"),
+        ("[" * 100_000, "too deeply"),
+        ("\ufeff{}", "BOM"),
+        ("{}", "field required"),
     ],
 )
 def test_a_missing_or_damaged_record_is_one_line(

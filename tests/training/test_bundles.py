@@ -12,7 +12,13 @@ import torch
 
 from small_texts import small_text
 from wyrmling import Callback, errors
-from wyrmling.checkpoint import checkpoint_path, read_pointer, write_pointer
+from wyrmling.checkpoint import (
+    checkpoint_path,
+    locate_checkpoint,
+    read_checkpoint,
+    read_pointer,
+    save_checkpoint,
+)
 from wyrmling.config import Bundle, load_bundle
 from wyrmling.runs import find_run, run_names
 from wyrmling.runs.bundle_state import FILE, BundleState, read_bundle_state
@@ -127,7 +133,9 @@ def test_a_stage_begins_with_the_checkpoint_it_names(load: Load) -> None:
 def test_the_best_is_lent_even_where_it_is_not_the_last(load: Load) -> None:
     bundle = load("training.checkpoint_keep=3")
     lender = run_bundle(bundle, stop_after="short").runs["short"]
-    write_pointer(lender.checkpoints, "best", 3)
+    newest = read_checkpoint(locate_checkpoint(lender.path))
+    best = {**newest.progress["best"], "step": 3}
+    save_checkpoint(lender.checkpoints, newest.step, newest.parts, {**newest.progress, "best": best})
     run = run_bundle(bundle).runs["long"]
     assert run.training_config().training.init_checkpoint_step == 3
     lent, begun = (

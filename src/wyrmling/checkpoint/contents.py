@@ -21,6 +21,8 @@ from .names import Entry, entries, parameter_names
 
 _SHOWN = 3
 _RECORD = "slots"
+# Slots of element-wise optimizers; those that keep sums of rows and columns have other names for them.
+_LIKE_THE_PARAMETER = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer"}
 _KINDS: dict[str, type] = {"tensor": Tensor, "bool": bool, "int": int, "float": float}
 
 
@@ -39,7 +41,8 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, cast:
         cast: allow conversions that lose digits (float32 into bfloat16). Widening ones are always allowed.
 
     Raises:
-        CheckpointError: a tensor is missing, left over, or of another shape or dtype; the model is unchanged.
+        CheckpointError: a tensor is missing, left over, of another shape or dtype, or not finite; the model is
+            unchanged.
     """
     chosen: list[tuple[Entry, Tensor]] = []
     missing, unexpected, misfits = [], set(tensors), []
@@ -54,6 +57,8 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, cast:
             misfits.append(f"{found[0]} is {_shape(source)} there and {_shape(entry.tensor)} here")
         elif not (cast or _exact(source.dtype, entry.tensor.dtype)):
             misfits.append(f"{found[0]} is {_dtype(source)} there and {_dtype(entry.tensor)} here")
+        elif not _finite(source):
+            misfits.append(f"{found[0]} holds numbers that are not finite")
         chosen.append((entry, source))
     _refuse(
         "the checkpoint does not fit this model",
@@ -100,7 +105,8 @@ def load_optimizer_tensors(
 
     Raises:
         CheckpointError: no state at all, or none for a parameter or slot; another kind of optimizer; state of
-            parameters that this optimizer does not have. The optimizer is unchanged.
+            parameters that this optimizer does not have; moments of another shape or dtype than the
+            parameter's, or that are not finite. The optimizer is unchanged.
     """
     advice = "resuming needs the optimizer's state; to start from weights alone, use init_from_checkpoint"
     if tensors is None:
@@ -114,7 +120,8 @@ def load_optimizer_tensors(
         if record is None:
             missing.append(name)
             continue
-        misfits += _compare(name, record, optimizer, parameter)
+        other = _compare(name, record, optimizer, parameter)
+        misfits += other
         state: dict[str, Any] = {}
         for slot, kind in record["slots"].items():
             key = f"{name}.{slot}"
@@ -122,6 +129,10 @@ def load_optimizer_tensors(
                 missing.append(key)
                 continue
             left.discard(key)
+            misfit = _misfit(key, slot, kind, tensors[key], parameter)
+            if misfit is not None:
+                misfits += [] if other else [misfit]
+                continue
             state[slot] = _restore(slot, kind, tensors[key], parameter, groups[id(parameter)])
         states.append((parameter, state))
     _refuse(
@@ -170,6 +181,18 @@ def _compare(
     return []
 
 
+def _misfit(key: str, slot: str, kind: type, saved: Tensor, parameter: nn.Parameter) -> str | None:
+    """Why a kernel must not be given a slot's tensor, which it would believe; None where it may."""
+    if slot in _LIKE_THE_PARAMETER:
+        if saved.shape != parameter.shape:
+            return f"{key} is {_shape(saved)} there and {_shape(parameter)} here"
+        if saved.dtype != parameter.dtype:
+            return f"{key} is {_dtype(saved)} there and {_dtype(parameter)} here"
+    elif (slot == "step" or kind is not Tensor) and saved.shape != ():
+        return f"{key} is {_shape(saved)} there and one number here"
+    return None if _finite(saved) else f"{key} holds numbers that are not finite"
+
+
 def _restore(slot: str, kind: type, saved: Tensor, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:
     """A slot as the optimizer wants it: its own copy, in the saved dtype, on the right device."""
     if kind is not Tensor:
@@ -182,6 +205,10 @@ def _restore(slot: str, kind: type, saved: Tensor, parameter: nn.Parameter, grou
 def _scalar(value: bool | int | float) -> Tensor:
     kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
     return torch.tensor(value, dtype=kinds[type(value)])
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _exact(source: torch.dtype, target: torch.dtype) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Literal
 
 from ..errors import CheckpointError
 from .layout import checkpoint_path, list_checkpoints, parse_step, read_pointer
 from .manifest import MANIFEST
+from .store import read_checkpoint
 
 _OWN_NAMES = 8
 
@@ -17,9 +19,9 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
 
     Args:
         path: a checkpoint, a directory of checkpoints, or a run directory (which has a folder `checkpoint`).
-        step: a number, "latest" (the highest number), "best" (the pointer); None: latest, or `path` itself
-            when
-            it is a checkpoint.
+        step: a number, "latest" (the highest number), "best" (what the newest checkpoint that verifies says was
+            the best so far; the pointer, where it does not say); None: latest, or `path` itself when it is a
+            checkpoint.
 
     Raises:
         CheckpointError: nothing there; the step is not there (the line names those that are); `path` is a
@@ -41,7 +43,7 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {root} yet; train first, or choose another run")
     if step == "best":
-        chosen = read_pointer(root, "best")
+        chosen = _best(root, steps)
         if chosen is None:
             raise CheckpointError(f"{root} has no best checkpoint (no validation yet); use latest")
     elif step is None or step == "latest":
@@ -52,3 +54,13 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
         names = ", ".join(map(str, steps[-_OWN_NAMES:]))
         raise CheckpointError(f"{root} has no checkpoint of step {chosen}; it has {names}")
     return checkpoint_path(root, chosen)
+
+
+def _best(root: Path, steps: list[int]) -> int | None:
+    for step in reversed(steps):
+        with contextlib.suppress(CheckpointError):
+            best = read_checkpoint(checkpoint_path(root, step), []).progress.get("best")
+            if not isinstance(best, dict):
+                break
+            return best["step"] if isinstance(best.get("step"), int) else None
+    return read_pointer(root, "best")

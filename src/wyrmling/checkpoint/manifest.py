@@ -7,7 +7,6 @@ well.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..files import read_record, sealed
 
 FORMAT = "wyrmling-checkpoint"
 FORMAT_VERSION = 1
@@ -68,8 +68,7 @@ class Manifest:
                 for part, tensors in self.parts.items()
             },
         }
-        body["sha256"] = _hash_of(body)
-        return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(sealed(body), indent=1, ensure_ascii=False) + "\n"
 
 
 def part_file(part: str) -> str:
@@ -97,14 +96,14 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        body = json.loads(path.read_bytes().decode("utf-8"))
+        body = read_record(path, must_be_sealed=True)
     except FileNotFoundError:
         raise CheckpointError(
             f"{directory} is not a checkpoint: it has no {MANIFEST}; choose a directory that `wyrmling` saved"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"it does not parse ({one_line(error)})") from error
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
+    except ValueError as error:
+        raise _damaged(path, one_line(error)) from error
+    if body.get("format") != FORMAT:
         raise _damaged(path, f"it does not say that its format is {FORMAT!r}")
     version = body.get("format_version")
     if not isinstance(version, int) or version < 1:
@@ -114,9 +113,6 @@ def read_manifest(directory: Path) -> Manifest:
             f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest that this version "
             "of wyrmling reads; upgrade wyrmling"
         )
-    recorded = body.pop("sha256", None)
-    if recorded != _hash_of(body):
-        raise _damaged(path, "its content does not match its own hash")
     try:
         return _parse(body)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -143,11 +139,6 @@ def _parse(body: dict[str, Any]) -> Manifest:
         # parts.
         raise ValueError(f"files {sorted(files)} where the parts say {sorted(expected)}")
     return Manifest(step=int(body["step"]), files=files, parts=parts)
-
-
-def _hash_of(body: Mapping[str, Any]) -> str:
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
 def damaged_advice(directory: Path) -> str:

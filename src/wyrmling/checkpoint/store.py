@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, StorageError
-from ..files import publish, sha256_of, storage_errors, sync_directory, temporary_sibling
+from ..files import publish, read_record, sha256_of, storage_errors, sync_directory, temporary_sibling
 from . import layout
 from .manifest import (
     MANIFEST,
@@ -283,12 +283,9 @@ def _read_part(path: Path, part: str, manifest: Manifest) -> dict[str, Tensor]:
 def _read_progress(path: Path) -> dict[str, Any]:
     file = path / PROGRESS
     try:
-        progress = json.loads(file.read_bytes().decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(file, f"it does not parse ({one_line(error)})") from error
-    if not isinstance(progress, dict):
-        raise _damaged(file, "it is not a JSON object")
-    return progress
+        return read_record(file)
+    except (OSError, ValueError) as error:
+        raise _damaged(file, one_line(error)) from error
 
 
 def _damaged(file: Path, reason: str) -> CheckpointError:

@@ -76,12 +76,31 @@ class State:
         flat = {f"layers.{i}.{name}": t for i, layer in enumerate(self.layers) for name, t in layer.items()}
         return {**flat, "position": self.position}
 
+    def misfit(self, other: State) -> str | None:
+        """In what the tensors are not those of `other`, a state of the model in question with any number of rows.
+
+        Returns: the first tensor with both shapes, dtypes or names, or one that is not finite; None: it fits.
+        """
+        if len(self.layers) != len(other.layers):
+            return f"it has {len(self.layers)} layers there and {len(other.layers)} here"
+        for i, (mine, theirs) in enumerate(zip(self.layers, other.layers, strict=True)):
+            if mine.keys() != theirs.keys():
+                return f"layer {i} holds {', '.join(sorted(mine))} there and {', '.join(sorted(theirs))} here"
+            for name, tensor in mine.items():
+                shape, wanted = [self.rows, *tensor.shape[1:]], [self.rows, *theirs[name].shape[1:]]
+                if shape != wanted:
+                    return f"layers.{i}.{name} is {shape} there and {wanted} here"
+                if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
+                    return f"layers.{i}.{name} ({tensor.dtype}) holds numbers that are not finite"
+        return "a position is below 0" if bool((self.position < 0).any()) else None
+
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> State:
         """From what `to_tensors` gave.
 
         Raises:
-            ValueError: a name that `to_tensors` does not write, a missing layer, or row counts that disagree.
+            ValueError: a name that `to_tensors` does not write, a missing layer, row counts that disagree, positions
+                that are no whole numbers.
         """
         layers: dict[int, MemoryState] = {}
         for name, tensor in tensors.items():
@@ -94,8 +113,13 @@ class State:
             layers.setdefault(int(index), {})[part] = tensor
         if "position" not in tensors or sorted(layers) != list(range(len(layers))):
             raise ValueError("a state needs its position and all of its layers")
-        position = tensors["position"].to("cpu", torch.int64)
-        if any(len(t) != len(position) for layer in layers.values() for t in layer.values()):
+        position = tensors["position"]
+        if position.dim() != 1 or position.is_floating_point() or position.is_complex():
+            raise ValueError(
+                f"positions are whole numbers [rows], not {position.dtype} {list(position.shape)}"
+            )
+        position = position.to("cpu", torch.int64)
+        if any(t.dim() == 0 or len(t) != len(position) for layer in layers.values() for t in layer.values()):
             raise ValueError(
                 f"the tensors of a state disagree about the number of rows ({len(position)} positions)"
             )

@@ -18,6 +18,7 @@ divided by the weights in as in its code ("adaptable contribution").
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -147,15 +148,23 @@ class ContinualBackprop:
         """Take what `tensors` gave.
 
         Raises:
-            CheckpointError: a tensor is missing or of another shape; nothing was taken.
+            CheckpointError: a tensor is missing, of another shape or dtype, or holds what cannot be; nothing was
+                taken.
         """
         for name, mine in self.tensors().items():
             theirs = tensors.get(name)
-            if theirs is None or theirs.shape != mine.shape or theirs.dtype != mine.dtype:
-                raise CheckpointError(
-                    f"the checkpoint's {name} of continual backprop does not fit this model; use another checkpoint, "
-                    "or start a new run from its weights with training.launch_mode = init_from_checkpoint"
-                )
+            if theirs is None:
+                reason = "is missing"
+            elif theirs.shape != mine.shape or theirs.dtype != mine.dtype:
+                reason = f"is {_described(theirs)} there and {_described(mine)} here"
+            elif not bool(((theirs >= 0) & (theirs < math.inf)).all()):
+                reason = "holds numbers that are negative or not finite"
+            else:
+                continue
+            raise CheckpointError(
+                f"the checkpoint's {name} of continual backprop {reason}; use another checkpoint, or start a new run "
+                "from its weights with training.launch_mode = init_from_checkpoint"
+            )
         self.utility, self.age, self.samples = (
             tensors[name].to("cpu", copy=True) for name in ("utility", "age", "samples")
         )
@@ -217,3 +226,7 @@ def least(utility: Tensor, mature: Tensor, count: int) -> Tensor:
     chosen = torch.zeros(mature.numel(), dtype=torch.bool)
     chosen[candidates[order[: max(count, 0)]]] = True
     return chosen.view(mature.shape)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -7,13 +7,16 @@ the stage's own run.
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+from pydantic import BaseModel, PositiveInt
 
 from ..errors import CheckpointError
-from ..files import write_json_atomically
+from ..files import sealed, write_json_atomically
 from .records import read_json
 
 FILE = "bundle_state.json"
@@ -90,34 +93,37 @@ class BundleState:
             "latest_completed_stage": completed[-1] if completed else None,
             "stages": [asdict(record) for record in self.stages],
         }
-        write_json_atomically(folder / FILE, document)
+        write_json_atomically(folder / FILE, sealed(document))
 
 
 def read_bundle_state(folder: Path) -> BundleState | None:
     """The state in a bundle's folder; None when there is none yet.
 
     Raises:
-        CheckpointError: the file does not parse, or is of a later version.
+        CheckpointError: the file is damaged or changed, or is of a later version.
     """
     path = folder / FILE
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     document = read_json(path)
+    version = document.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise CheckpointError(f"{path} was written by a later version of wyrmling: use that one")
+    document = read_json(path, _Document)
     known = {item.name for item in fields(StageRecord)}
-    try:
-        if document["version"] > VERSION:
-            raise CheckpointError(f"{path} was written by a later version of wyrmling: use that one")
-        stages = [
-            StageRecord(**{key: value for key, value in record.items() if key in known})
-            for record in document["stages"]
-        ]
-        sound = all(record.status in get_args(Status) for record in stages)
-        state = BundleState(str(document["bundle_name"]), stages)
-    except (KeyError, TypeError, AttributeError):
-        sound = False
-    if not sound:
-        raise CheckpointError(f"{path} is not the state of a bundle; put back a copy of it")
-    return state
+    stages = [
+        StageRecord(**{key: value for key, value in record.items() if key in known})
+        for record in document["stages"]
+    ]
+    return BundleState(document["bundle_name"], stages)
+
+
+class _Document(BaseModel):
+    """The shape of the file, in this version."""
+
+    version: PositiveInt
+    bundle_name: str
+    stages: list[StageRecord]
 
 
 def _now() -> str:

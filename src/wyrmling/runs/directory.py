@@ -75,18 +75,19 @@ class RunDirectory:
         """The configuration that the run was last started with.
 
         Raises:
-            CheckpointError: the run has none (it never began), or the file does not parse.
+            CheckpointError: the run has none (it never began), or the file is damaged or changed.
             ConfigError: a value that this version does not accept.
         """
-        return recorded_config(records.read_json(self.training_config_path), str(self.training_config_path))
+        path = self.training_config_path
+        return recorded_config(records.read_json(path, records.ConfigRecord), str(path))
 
     def record(self) -> dict[str, Any]:
         """What `config.json` holds: see `records.build_run_record`.
 
         Raises:
-            CheckpointError: it is missing or does not parse.
+            CheckpointError: it is missing, damaged or changed.
         """
-        return records.read_json(self.config_json)
+        return records.read_json(self.config_json, records.RunRecord)
 
     def tokenizer(self) -> Tokenizer:
         """The run's tokenizer.

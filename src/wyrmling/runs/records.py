@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import BaseModel
+
 from ..config import Config, layer_totals, resolve_gradient_accumulation
 from ..config.state_layout import state_axes
 from ..errors import CheckpointError
-from ..files import write_json_atomically
+from ..files import read_record, sealed, write_json_atomically
 
 if TYPE_CHECKING:
     from ..text.tokenizers import Tokenizer
@@ -21,6 +22,41 @@ TRAINING_CONFIG = "training_config.json"
 TOKENIZER = "tokenizer.json"
 
 ARCHITECTURE = "dragon_bdh_v1"
+
+
+class _Choice(BaseModel):
+    name: str
+    value: str
+
+
+class _Data(BaseModel):
+    fingerprint: str
+    tokenizer_fingerprint: str
+
+
+class _Versions(BaseModel):
+    torch: str
+
+
+class ConfigRecord(BaseModel):
+    """`training_config.json` holds all tables: without one of them it would be read as the defaults."""
+
+    model: dict[str, Any]
+    dataset: dict[str, Any]
+    training: dict[str, Any]
+    optimizer: dict[str, Any]
+    runtime: dict[str, Any]
+    generation: dict[str, Any]
+
+
+class RunRecord(BaseModel):
+    """What others rely on of `config.json`."""
+
+    run_name: str | None = None
+    created: str = ""
+    data: _Data
+    choices: list[_Choice] = []
+    versions: _Versions
 
 
 class ChoiceLike(Protocol):
@@ -116,32 +152,28 @@ def write_records(path: Path, config: Config, tokenizer: Tokenizer, record: Mapp
     write_training_config(path, config)
     save_tokenizer(path / TOKENIZER, tokenizer)
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    write_json_atomically(path / RECORD, {**record, "created": created})
+    write_json_atomically(path / RECORD, sealed({**record, "created": created}))
 
 
 def write_training_config(path: Path, config: Config) -> None:
-    """Write every value of the configuration, defaults included, secrets left out."""
-    write_json_atomically(path / TRAINING_CONFIG, config.to_dict())
+    """Write every value of the configuration, defaults included, secrets left out; sealed, so that edits show."""
+    write_json_atomically(path / TRAINING_CONFIG, sealed(config.to_dict()))
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, shape: type[BaseModel] | None = None) -> dict[str, Any]:
     """A JSON object of a run.
 
     Raises:
-        CheckpointError: missing, unreadable, or not a JSON object: one line.
+        CheckpointError: missing, unreadable, changed since it was written, not of this shape: one line.
     """
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
+        return read_record(path, shape)
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.parent} has no {path.name}: it is not a run, or was stopped before it began; start a new run"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path} cannot be read ({reason}); put back a copy of it") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} is not a JSON object; put back a copy of it")
-    return content
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}; put back a copy of it") from error
 
 
 def _model_spec(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ..checkpoint.transfer import refuse_other_memory
 from ..config import Config
 from ..data.dataset import Dataset
 from ..errors import CheckpointError
-from ..files import write_json_atomically
+from ..files import sealed, write_json_atomically
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import differences
 from ..watch.events import Broadcaster, Callback, Message
@@ -89,8 +89,11 @@ def stored_choices(
     return choices
 
 
-def mend_pointers(run: RunDirectory, progress: Progress) -> None:
-    """Let `latest` and `best` name what the run's progress names: a kill may have come between two writes."""
+def mend_pointers(run: RunDirectory, progress: Progress, tell: Callable[[Message], None]) -> None:
+    """Let `latest` and `best` name what the run's progress names, and say where they did not.
+
+    A kill may have come between two writes, or somebody has changed them.
+    """
     steps = list_checkpoints(run.checkpoints)
     wanted: tuple[tuple[Literal["latest", "best"], int | None], ...] = (
         ("latest", progress.step),
@@ -99,6 +102,7 @@ def mend_pointers(run: RunDirectory, progress: Progress) -> None:
     for name, step in wanted:
         if step is not None and step in steps and read_pointer(run.checkpoints, name) != step:
             write_pointer(run.checkpoints, name, step)
+            tell(Message("info", "checkpoint", f"{name} did not name step {step} and does so again"))
 
 
 def rewrite_choices(run: RunDirectory, choices: Iterable[Choice], made_with: Mapping[str, str]) -> None:
@@ -108,4 +112,4 @@ def rewrite_choices(run: RunDirectory, choices: Iterable[Choice], made_with: Map
         "choices": [choice.to_json() for choice in choices],
         "versions": dict(made_with),
     }
-    write_json_atomically(run.config_json, record)
+    write_json_atomically(run.config_json, sealed(record))

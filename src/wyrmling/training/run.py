@@ -116,7 +116,7 @@ def train(
         if launch.forked is not None:
             progress = _forked(progress, parts, launch.forked)
         if run is not None:
-            mend_pointers(run, progress)
+            mend_pointers(run, progress, told.on_message)
             finished = _already_finished(parts, run, progress)
             if finished is not None:
                 told.on_message(Message("info", "launch", finished.reason))
@@ -169,7 +169,7 @@ def _run(
             told.on_message(
                 Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier")
             )
-        mend_pointers(run, progress)
+        mend_pointers(run, progress, told.on_message)
         run.write_training_config(with_own_launch(session.configured, run.training_config()))
         if allow_inexact:
             rewrite_choices(run, session.choices, versions())
@@ -248,7 +248,7 @@ def _load_weights(parts: Parts, launch: Launch) -> Progress:
         _load_streams(parts, launch.checkpoint)
     if parts.continual is not None:
         parts.continual.load(launch.checkpoint.parts.get(CONTINUAL, {}))
-    return Progress.from_json(launch.checkpoint.progress)
+    return Progress.of(launch.checkpoint)
 
 
 def _load_streams(parts: Parts, checkpoint: Checkpoint) -> None:
@@ -258,12 +258,12 @@ def _load_streams(parts: Parts, checkpoint: Checkpoint) -> None:
         CheckpointError: a checkpoint without them, or with other rows.
     """
     assert parts.streams is not None
-    if STREAMS not in checkpoint.parts:
+    if not checkpoint.parts.get(STREAMS) and (checkpoint.step or STREAMS not in checkpoint.parts):
         raise CheckpointError(
             f"{checkpoint.path} has no carried states, so the run cannot go on exactly; start a new run from its "
             "weights with training.launch_mode = init_from_checkpoint"
         )
-    parts.streams.load(checkpoint.parts[STREAMS], parts.machine.device, parts.machine.weight_dtype)
+    parts.streams.load(checkpoint.parts[STREAMS], parts.model, parts.machine.weight_dtype)
 
 
 def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> TrainResult | None:

@@ -55,15 +55,25 @@ class Streams:
         states = [state for state in self.states if state is not None]
         return State.cat(states).to_tensors() if states else {}
 
-    def load(self, tensors: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    def load(self, tensors: Mapping[str, Tensor], model: Model, dtype: torch.dtype) -> None:
         """Take what `tensors` gave, however many rows a micro-batch had then.
 
         Raises:
-            CheckpointError: another number of rows in all.
+            CheckpointError: states of another model, or another number of rows in all.
         """
         if not tensors:
             return
-        state = State.from_tensors(tensors).to(device).map(lambda tensor: tensor.to(dtype))
+        try:
+            state = State.from_tensors(tensors)
+            misfit = state.misfit(model.initial_state(1))
+        except ValueError as error:
+            misfit = str(error)
+        if misfit is not None:
+            raise CheckpointError(
+                f"the carried states of the checkpoint do not fit this model: {misfit}; use another checkpoint, or "
+                "start a new run from its weights with training.launch_mode = init_from_checkpoint"
+            )
+        state = state.to(model.device).map(lambda tensor: tensor.to(dtype))
         wanted = self.rows * len(self.states)
         if state.rows != wanted:
             raise CheckpointError(
