@@ -19,7 +19,15 @@ from data_fakes import FakeSource, FakeTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wyrmling.data.format import HEADER_BYTES, token_dtype
+from wyrmling.data.format import (
+    CHUNK_BYTES,
+    HASH_BYTES,
+    HEADER_BYTES,
+    ChunkHashes,
+    documents_offset,
+    hash_of,
+    token_dtype,
+)
 from wyrmling.data.store import Split, TokenStore, build_store, open_store, store_in_memory
 from wyrmling.errors import DataError, StorageError
 from wyrmling.text.tokenizers import ByteTokenizer, PretokenizedTokenizer
@@ -196,15 +204,19 @@ def good_file(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_damaged_file_is_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, good_file: bytes, data: st.DataObject
 ) -> None:
-    """Cut short anywhere, made longer, or with any used byte of the header changed."""
+    """Cut short anywhere, made longer, zeroed, or with any byte that means something changed."""
     used = 48 + int.from_bytes(good_file[12:16], "little")
-    kind = data.draw(st.sampled_from(["cut", "longer", "header"]))
+    kind = data.draw(st.sampled_from(["cut", "longer", "header", "content", "zeroed"]))
     if kind == "cut":
         content = good_file[: data.draw(st.integers(0, len(good_file) - 1))]
     elif kind == "longer":
         content = good_file + bytes(data.draw(st.integers(1, 100)))
+    elif kind == "zeroed":
+        content = good_file[:HEADER_BYTES] + bytes(len(good_file) - HEADER_BYTES)
     else:
-        position = data.draw(st.integers(0, used - 1))
+        first = HEADER_BYTES if kind == "content" else 0
+        last = len(good_file) if kind == "content" else used
+        position = data.draw(st.integers(first, last - 1))
         altered = bytearray(good_file)
         altered[position] ^= data.draw(st.integers(1, 255))
         content = bytes(altered)
@@ -219,10 +231,61 @@ def test_a_damaged_file_is_refused_in_one_line(
     assert rebuilt.notes[0].startswith(f"tokens built anew: token file {path} is damaged (")
 
 
-def test_document_starts_outside_the_tokens_are_damage(tmp_path: Path, good_file: bytes) -> None:
+@pytest.mark.parametrize("what", ["folder", "pipe", "link to nothing", "another token file", "empty"])
+def test_whatever_stands_in_the_place_of_a_token_file_is_replaced(tmp_path: Path, what: str) -> None:
+    """Also a sound token file of another text and the same tokenizer, and a pipe, which nobody waits for."""
     path = tmp_path / "a.tokens"
-    path.write_bytes(good_file[:-8] + (99).to_bytes(8, "little"))
-    with pytest.raises(DataError, match="document starts"):
+    if what == "folder":
+        (path / "inside").mkdir(parents=True)
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "link to nothing":
+        path.symlink_to("nothing")
+    elif what == "empty":
+        path.touch()
+    else:
+        build_store(path, FakeSource([b"another"]), FakeTokenizer())
+    store = build_store(path, FakeSource([b"some text", b"more"]), FakeTokenizer())
+    assert documents_of(store) == [list(b"some text"), list(b"more")]
+    assert len(store.notes) == (what != "link to nothing")
+    assert build_store(path, FakeSource([b"some text", b"more"]), FakeTokenizer()).notes == []
+
+
+@pytest.mark.parametrize("position", [0, 70_000, 120_000])
+def test_a_large_file_is_checked_where_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, position: int
+) -> None:
+    """What is sound is read; the damaged part never is; the file makes room for one that is built anew."""
+    monkeypatch.setattr("wyrmling.data.store._CHECKED_AT_ONCE", 1000)
+    path, source = tmp_path / "a.tokens", FakeSource([bytes(100_000)] * 2)
+    build_store(path, source, FakeTokenizer())
+    with path.open("r+b") as file:
+        file.seek(HEADER_BYTES + position)
+        file.write(b"\1")
+    store = build_store(path, source, FakeTokenizer())
+    assert store.notes == []
+    split, chunk = Split(store, 50, 200_000, "train"), position // CHUNK_BYTES * CHUNK_BYTES
+    split.read((chunk + CHUNK_BYTES) % 131_072, 1000)
+    with pytest.raises(DataError, match=r"a\.tokens is damaged \(.*\): it is set aside; run again"):
+        split.read(max(chunk - 50, 0), 10)
+    assert names_in(tmp_path) == ["a.tokens.damaged", "a.tokens.lock"]
+    again = build_store(path, source, FakeTokenizer())
+    assert not again.tokens.any()
+    with pytest.raises(DataError, match="is damaged"):  # and keeps clear of the new file
+        split.read(max(chunk - 50, 0), 10)
+    assert path.exists()
+
+
+def test_document_starts_are_checked_when_a_file_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wyrmling.data.store._CHECKED_AT_ONCE", 0)
+    path = tmp_path / "a.tokens"
+    store = build_store(path, FakeSource([b"some text", b"more"]), FakeTokenizer())
+    with path.open("r+b") as file:
+        file.seek(documents_offset(store.header) + 8)
+        file.write(b"\3")
+    with pytest.raises(DataError, match="is damaged"):
         open_store(path)
 
 
@@ -392,5 +455,19 @@ def test_the_header_is_at_the_start_of_the_file_and_readable(good_file: bytes) -
     """The layout that the format module documents."""
     assert good_file[:8] == b"WYRMTOKS"
     assert good_file[HEADER_BYTES : HEADER_BYTES + 13] == b"some textmore"
-    assert good_file[-16:] == (0).to_bytes(8, "little") + (9).to_bytes(8, "little")
-    assert len(good_file) == HEADER_BYTES + 16 + 16
+    content = good_file[HEADER_BYTES:-HASH_BYTES]
+    assert content[-16:] == (0).to_bytes(8, "little") + (9).to_bytes(8, "little")
+    assert len(content) == 16 + 16
+    assert good_file[-HASH_BYTES:] == hash_of(content)
+
+
+@given(st.lists(st.integers(0, 3 * CHUNK_BYTES), max_size=6))
+def test_hashes_do_not_depend_on_how_bytes_come(sizes: list[int]) -> None:
+    content = bytes(range(251)) * 3200
+    content = content[: sum(sizes)]
+    hashes, at = ChunkHashes(), 0
+    for size in sizes:
+        hashes.update(content[at : at + size])
+        at += size
+    chunks = [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
+    assert hashes.table() == b"".join(map(hash_of, chunks))

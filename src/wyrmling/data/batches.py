@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..errors import DataError
 from .order import IGNORED, Order, Rows, Windows
 from .prefetch import Prefetcher
 from .store import Split
@@ -62,7 +63,7 @@ class BatchLoader:
 
         Raises:
             ValueError: the order asks for tokens outside the split, or for windows longer than a block.
-            IndexError: a token outside the vocabulary: the token file was altered after it was opened.
+            DataError: the token file was altered.
         """
         numbers = np.array(rows if isinstance(rows, range | np.ndarray) else list(rows), dtype=np.int64)
         windows = self.order.windows(step, numbers)
@@ -108,9 +109,13 @@ class BatchLoader:
         read = np.full((len(starts), self.block_size + 1), PADDING, dtype=np.int64)
         for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
             if stop > start + 1:
+                self.split.check_tokens(start, stop)
                 read[row, : stop - start] = self._tokens[start:stop]
         if read.size and read.max() >= self.split.store.vocab_size:
-            raise IndexError(f"{self.split.where}: token {read.max()} read, outside the vocabulary")
+            raise DataError(
+                f"{self.split.where}: its tokens were altered while they were read (token {read.max()} is outside the "
+                "vocabulary); run again"
+            )
         tokens, targets = read[:, :-1].copy(), read[:, 1:].copy()
         if len(lengths) and lengths.min() < self.block_size:
             empty = np.arange(self.block_size) >= lengths[:, None]

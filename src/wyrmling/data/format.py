@@ -5,26 +5,34 @@
     offset HEADER_BYTES  `count` tokens, little-endian, of the smallest width that holds vocab_size - 1,
                          then zeros up to a multiple of 8
     then                 `documents` int64, little-endian: the index of each document's first token
+    then                 a hash of HASH_BYTES for each CHUNK_BYTES of what lies between the header and the hashes
 
 The header is written last, into a file that still has its temporary name; the size of the file follows from
-the header. So whatever opens without complaint is whole.
+the header, which also holds the hash of the hashes. So whatever opens without complaint is whole, and what is
+read of it, when it is read first, is compared with its hash: what was written is what is trained on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import stat
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypedDict, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import DataError
 
 MAGIC = b"WYRMTOKS"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 16384
+CHUNK_BYTES = 1 << 16
+"""What is hashed at once: little to read for one window, and a table of hashes of 1/4096 of the file."""
+HASH_BYTES = 16
 _PREAMBLE = struct.Struct("<8sII32s")
 
 
@@ -34,6 +42,7 @@ class Header(TypedDict):
     fingerprint_text: SHA-256 over the bytes (or ids) of all documents and the borders between them.
     text_bytes: bytes of all documents; None when the data came as token ids.
     unknown: tokens that stand for something outside the vocabulary.
+    hashes: the hash of the table of hashes, hexadecimal; empty where the tokens are in memory.
     """
 
     count: int
@@ -45,6 +54,7 @@ class Header(TypedDict):
     fingerprint_text: str
     fingerprint_tokenizer: str
     source: str
+    hashes: str
     notes: list[str]
 
 
@@ -67,9 +77,79 @@ def documents_offset(header: Header) -> int:
     return -(-end // 8) * 8
 
 
+def hashes_offset(header: Header) -> int:
+    """Where the table of hashes begins, in bytes."""
+    return documents_offset(header) + 8 * header["documents"]
+
+
 def file_size(header: Header) -> int:
     """The size that a whole file has, in bytes."""
-    return documents_offset(header) + 8 * header["documents"]
+    chunks = -(-(hashes_offset(header) - HEADER_BYTES) // CHUNK_BYTES)
+    return hashes_offset(header) + HASH_BYTES * chunks
+
+
+def hash_of(content: bytes | bytearray | memoryview) -> bytes:
+    """The hash of a chunk, or of the table of hashes."""
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
+
+
+class ChunkHashes:
+    """The hashes of the chunks of a stream of bytes that comes in parts of any size."""
+
+    def __init__(self) -> None:
+        self._open = bytearray()
+        self._hashes = bytearray()
+
+    def update(self, content: bytes | memoryview) -> None:
+        """The next bytes."""
+        view, start = memoryview(content), CHUNK_BYTES - len(self._open)
+        self._open += view[:start]
+        while len(self._open) == CHUNK_BYTES:
+            self._hashes += hash_of(self._open)
+            self._open = bytearray(view[start : start + CHUNK_BYTES])
+            start += CHUNK_BYTES
+
+    def table(self) -> bytes:
+        """All hashes, that of an unfinished last chunk included; nothing can follow."""
+        if self._open:
+            self._hashes += hash_of(self._open)
+            self._open = bytearray()
+        return bytes(self._hashes)
+
+
+@dataclass
+class CheckedBytes:
+    """The bytes of an opened token file between header and hashes, each chunk compared with its hash when it is first
+    asked for.
+
+    Attributes:
+        path, inode: the file.
+        content: uint8 [bytes], mapped.
+        hashes: the table of hashes.
+    """
+
+    path: Path
+    inode: int
+    content: npt.NDArray[np.uint8]
+    hashes: bytes
+    _unread: bytearray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._unread = bytearray(b"\1") * (len(self.hashes) // HASH_BYTES)
+
+    def check(self, start: int, stop: int) -> None:
+        """Make sure that the bytes start .. stop - 1 are what was written.
+
+        Raises:
+            DataError: they are not.
+        """
+        for chunk in range(start // CHUNK_BYTES, -(-stop // CHUNK_BYTES)):
+            if self._unread[chunk]:
+                at = chunk * CHUNK_BYTES
+                found = hash_of(self.content[at : at + CHUNK_BYTES].data)
+                if found != self.hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]:
+                    raise damaged(self.path, f"bytes from {HEADER_BYTES + at} on were altered")
+                self._unread[chunk] = 0
 
 
 def write_header(file: IO[bytes], header: Header) -> None:
@@ -95,6 +175,8 @@ def read_header(path: Path) -> Header:
         unreadable.
     """
     try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise damaged(path, "it is not a regular file")
         with path.open("rb") as file:
             start = file.read(HEADER_BYTES)
         size = path.stat().st_size

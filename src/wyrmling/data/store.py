@@ -2,7 +2,8 @@
 
 Building takes one pass over the source in bounded memory, into a temporary file that gets its real name
 when it is complete and durable. A lock beside the file lets one process build while others wait and then
-read what it made.
+read what it made. What is read is compared with the hashes that the file holds: small files when they are
+opened, others chunk by chunk when a token of it is first read.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from ..text.tokenizers import Tokenizer
 from .encoding import Encoder, Progress
 from .format import (
     HEADER_BYTES,
+    CheckedBytes,
+    ChunkHashes,
     Header,
     damaged,
     documents_offset,
     file_size,
+    hash_of,
+    hashes_offset,
     on_disk,
     read_header,
     token_dtype,
@@ -40,6 +45,8 @@ from .format import (
 )
 
 _BUFFER = 1 << 20
+_CHECKED_AT_ONCE = 1 << 24
+"""Bytes of a token file that are compared with their hashes when it is opened: hundredths of a second."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +56,31 @@ class TokenStore:
     tokens: [count], the smallest unsigned width that holds vocab_size - 1 (int64 beyond 32 bits).
     document_starts: int64 [documents], ascending from 0; document i ends where document i + 1 starts.
     notes: what a person should know about the data.
+    content: what the memory map shows, to be compared with its hashes; None in memory.
     """
 
     tokens: npt.NDArray[np.integer]
     document_starts: npt.NDArray[np.int64]
     header: Header
     notes: list[str] = field(default_factory=list)
+    content: CheckedBytes | None = None
+
+    def check(self, start: int, stop: int) -> None:
+        """Make sure that the tokens start .. stop - 1 are those that were written; to be called before they are used.
+
+        Raises:
+            DataError: they are not; the file is set aside, so that it is built anew the next time.
+        """
+        if self.content is None or stop <= start:
+            return
+        width = self.tokens.itemsize
+        try:
+            self.content.check(start * width, stop * width)
+        except DataError as error:
+            if _set_aside(self.content.path, self.content):
+                reason = str(error).partition(": delete")[0]
+                raise DataError(f"{reason}: it is set aside; run again, and it is built anew") from error
+            raise
 
     @property
     def vocab_size(self) -> int:
@@ -104,7 +130,12 @@ class Split:
         """
         if start < 0 or n < 0 or start + n > len(self):
             raise IndexError(f"tokens {start}..{start + n - 1} of a {self.name} split of {len(self)} tokens")
+        self.check_tokens(start, start + n)
         return self.tokens[start : start + n].astype(np.int64)
+
+    def check_tokens(self, start: int, stop: int) -> None:
+        """`TokenStore.check` of the tokens start .. stop - 1 of the split."""
+        self.store.check(self.start + start, self.start + stop)
 
     def check(self, block_size: int) -> None:
         """Make sure that one full window and its targets fit.
@@ -129,11 +160,18 @@ def open_store(path: Path) -> TokenStore:
         DataError: missing, not a token file, of another version, or damaged.
     """
     header = read_header(path)
-    tokens = np.memmap(path, on_disk(header["dtype"]), "r", HEADER_BYTES, (header["count"],))
-    starts = np.memmap(path, np.dtype("<i8"), "r", documents_offset(header), (header["documents"],))
-    if starts[0] != 0 or starts[-1] >= header["count"]:
-        raise damaged(path, "its document starts lie outside its tokens")
-    return TokenStore(np.asarray(tokens), np.asarray(starts), header, list(header["notes"]))
+    mapped = np.asarray(np.memmap(path, np.uint8, "r"))
+    borders = [HEADER_BYTES, documents_offset(header), hashes_offset(header)]
+    hashes = mapped[borders[2] :].tobytes()
+    if hash_of(hashes).hex() != header["hashes"]:
+        raise damaged(path, "its hashes were altered")
+    content = CheckedBytes(path, path.stat().st_ino, mapped[HEADER_BYTES : borders[2]], hashes)
+    small = len(content.content) <= _CHECKED_AT_ONCE
+    content.check(0 if small else borders[1] - HEADER_BYTES, len(content.content))
+    width = np.dtype(header["dtype"]).itemsize
+    tokens = mapped[HEADER_BYTES : HEADER_BYTES + header["count"] * width].view(on_disk(header["dtype"]))
+    starts = mapped[borders[1] : borders[2]].view("<i8")
+    return TokenStore(tokens, starts, header, list(header["notes"]), content)
 
 
 def build_store(
@@ -155,6 +193,8 @@ def build_store(
             return _open_fitting(path, source, tokenizer)
         except _Unusable as error:
             reason = str(error)
+        if reason and not path.is_file():
+            _set_aside(path)
         _write_store(path, source, tokenizer, progress)
     store = open_store(path)
     if reason:
@@ -223,6 +263,19 @@ def source_names(source: Source) -> str:
     return ", ".join(names) or source.kind
 
 
+def _set_aside(path: Path, opened: CheckedBytes | None = None) -> bool:
+    """Give what stands in the place of a token file another name; whether that was possible.
+
+    Args:
+        opened: do so only if it is this file, and not what another process has built there since.
+    """
+    with contextlib.suppress(OSError):
+        if opened is None or path.stat().st_ino == opened.inode:
+            os.replace(path, path.with_name(f"{path.name}.damaged"))
+            return True
+    return False
+
+
 class _Unusable(Exception):
     """The file is absent (no text) or must be built anew (the text says why)."""
 
@@ -285,6 +338,7 @@ def _header(encoder: Encoder, tokenizer: Tokenizer, source: str, notes: list[str
         fingerprint_text=encoder.fingerprint(),
         fingerprint_tokenizer=tokenizer.fingerprint(),
         source=source,
+        hashes="",
         notes=[*notes, *own],
     )
 
@@ -294,22 +348,30 @@ class _Files:
 
     def __init__(self, file: IO[bytes], starts: IO[bytes], dtype: np.dtype[np.generic]) -> None:
         self._file, self._starts, self._dtype = file, starts, dtype
+        self._hashes = ChunkHashes()
         file.write(bytes(HEADER_BYTES))
 
+    def _write(self, content: bytes | memoryview) -> None:
+        self._file.write(content)
+        self._hashes.update(content)
+
     def tokens(self, ids: npt.NDArray[np.int64]) -> None:
-        self._file.write(ids.astype(self._dtype).data)
+        self._write(ids.astype(self._dtype).data.cast("B"))
 
     def document(self, start: int) -> None:
         self._starts.write(start.to_bytes(8, "little"))
 
     def finish(self, header: Header) -> None:
-        """Append the document starts, write the header and make the file durable."""
-        self._file.write(bytes(documents_offset(header) - self._file.tell()))
+        """Append the document starts and the hashes, write the header and make the file durable."""
+        self._write(bytes(documents_offset(header) - self._file.tell()))
         self._starts.seek(0)
         while chunk := self._starts.read(_BUFFER):
-            self._file.write(chunk)
+            self._write(chunk)
+        table = self._hashes.table()
+        self._file.write(table)
         if self._file.tell() != file_size(header):
             raise ValueError(f"{self._file.tell()} bytes of tokens written, not {file_size(header)}")
+        header["hashes"] = hash_of(table).hex()
         write_header(self._file, header)
         self._file.flush()
         os.fsync(self._file.fileno())
