@@ -16,10 +16,9 @@ __all__ = ["SHAPES", "operations", "products", "rate", "step_operations"]
 def step_operations(size: Size, tile: int) -> int:
     """Floating-point operations (two per multiply-add) of a training step of this size."""
     parts = operations(
-        layers=size.n_layer,
+        neurons=[size.neurons] * size.n_layer,
         width=size.n_embd,
         heads=size.n_head,
-        neurons=size.neurons,
         vocabulary=VOCABULARY,
         rows=size.rows,
         length=size.length,

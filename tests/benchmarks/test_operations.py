@@ -15,7 +15,7 @@ from wyrmling.model import Composed, Model
 
 def test_a_small_case_by_hand() -> None:
     """One layer, D=2, H=1, N=3, V=5, one row of two tokens: 12 multiply-adds per matrix and pass."""
-    found = operations(layers=1, width=2, heads=1, neurons=3, vocabulary=5, rows=1, length=2, tile=2)
+    found = operations(neurons=[3], width=2, heads=1, vocabulary=5, rows=1, length=2, tile=2)
     assert found == {
         "encoder": 36,
         "encoder_v": 36,
@@ -29,7 +29,7 @@ def test_a_small_case_by_hand() -> None:
 
 def test_tiles_trade_scores_for_the_state() -> None:
     """Five tokens in tiles of two: the state is read for three of them and written by four."""
-    found = operations(layers=1, width=2, heads=1, neurons=3, vocabulary=5, rows=1, length=5, tile=2)
+    found = operations(neurons=[3], width=2, heads=1, vocabulary=5, rows=1, length=5, tile=2)
     assert found["scores"] == (4 + 4 + 1) * 2 * 3
     assert found["state"] == 3 * (3 + 4) * 3 * 2
 
@@ -51,9 +51,7 @@ def test_the_composed_layer_does_as_many(executor: str, length: int, tile: int) 
     with FlopCounterMode(display=False) as counter:
         hidden, _ = model(tokens, carry=False)
         model.loss_sum(hidden, tokens).backward()
-    found = operations(
-        layers=2, width=8, heads=2, neurons=12, vocabulary=11, rows=3, length=length, tile=tile
-    )
+    found = operations(neurons=[12, 12], width=8, heads=2, vocabulary=11, rows=3, length=length, tile=tile)
     assert counter.get_total_flops() == 2 * sum(found.values())
 
 

@@ -47,12 +47,17 @@ def _times(stage: Mapping[str, Any]) -> str:
     return str(stage["entered"] or "")
 
 
-def _memory(memory: Mapping[str, int]) -> str:
+def _memory(memory: Mapping[str, Any]) -> str:
     parts = []
     for moment, label in _MOMENTS.items():
         held, used = (memory[f"max_step_{kind}_{moment}_bytes"] for kind in ("reserved", "in_use"))
         parts.append(f"{label} {quantities.size(held)} ({quantities.size(used)} in use)")
-    return f"memory {', '.join(parts)}"
+    steps = (
+        f"the first {memory['steps']} steps, before tracing"
+        if not memory["with_tracer"]
+        else "with the tracer's"
+    )
+    return f"memory {', '.join(parts)}; {steps}"
 
 
 def _probes(detail: Mapping[str, int] | None) -> list[str]:

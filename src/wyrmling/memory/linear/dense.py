@@ -93,10 +93,13 @@ class DenseBlock(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: what a checkpoint computes again can be taken out a single time
         with torch.autocast(saved[0].device.type, enabled=False):  # whatever is in force there
-            return DenseBlock._gradients(saved, *gradients)
+            return DenseBlock._gradients(saved, ctx.needs_input_grad[2], *gradients)
 
     @staticmethod
-    def _gradients(saved: tuple[Tensor, ...], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def _gradients(
+        saved: tuple[Tensor, ...], to_state: bool, *gradients: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        """`to_state`: whether somebody asks for the gradient of the state; a detached one saves the product."""
         queries, values, state, decay, *scores = saved
         g_reads, g_final = gradients
         heads, rows, length, _ = queries.shape
@@ -124,7 +127,8 @@ class DenseBlock(torch.autograd.Function):
             if state is not None:
                 g_read_state = _scaled(g.unflatten(0, (heads, rows)), _powers(decay, steps)).reshape_as(g)
                 g_q = g_q + torch.bmm(g_read_state, state.flatten(0, 1).to(q.dtype).mT)
-                g_state = torch.bmm(q.mT, g_read_state).unflatten(0, (heads, rows)).to(wide)
+                if to_state:
+                    g_state = torch.bmm(q.mT, g_read_state).unflatten(0, (heads, rows)).to(wide)
         if g_final is not None:
             gamma = g_final.to(q.dtype).flatten(0, 1)
             to_end = _powers(decay, length - steps)
@@ -133,7 +137,7 @@ class DenseBlock(torch.autograd.Function):
             g_q = through_state if g_q is None else g_q + through_state
             weighted_q = _scaled(queries, to_end).reshape_as(q)
             g_v = g_v + torch.bmm(weighted_q, gamma).to(wide)
-            if state is not None:
+            if state is not None and to_state:
                 kept = _scaled(g_final, _powers(decay, torch.tensor([length], device=q.device)))
                 g_state = kept if g_state is None else g_state + kept
         g_values = g_v.unflatten(0, (heads, rows)).sum(0).to(values.dtype)

@@ -1,55 +1,89 @@
 """What a training step computes, in multiply-adds of its products.
 
-Only the products are counted, once each: what the backward pass computes again, and everything elementwise, is time
-without operations. So operations / time, as a share of the measured rate of products, says how much of a step is not
-products.
+Only the products are counted, once for each pass that needs them: what a backward pass computes again, and everything
+elementwise, is time without operations. So operations / time, as a share of the measured rate of products, says how
+much of a step is not products.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
 from ...memory.choose import BLOCK_ROWS
 from ...model import Model
-from ...model.geometry import Geometry
 
 
 def operations(
     *,
-    layers: int,
+    neurons: Sequence[int],
     width: int,
     heads: int,
-    neurons: int,
     vocabulary: int,
     rows: int,
     length: int,
     tile: int,
+    chunk: int | None = None,
+    window: int = 1,
+    carries: bool = False,
+    key_factor: int = 1,
 ) -> dict[str, int]:
-    """Multiply-adds of the products of one training step, forward and backward, by what they are for.
+    """Multiply-adds of the products of one training step with linear attention, by what they are for.
 
-    A tile of C tokens takes its scores by blocks of 128 rows up to the diagonal; tiles after the first read the
-    state, tiles before the last add to it. The backward pass of q q^T is one full product, (G + G^T) q; every other
-    product has two of its own size.
+    The block is read in chunks, each a call of the model: forward, then backward through as many chunks as the window
+    reaches. In a call, a tile of C tokens takes its scores by blocks of 128 rows up to the diagonal; the state is read
+    by every tile that one comes before, and written by every tile that one follows. The backward pass of q q^T is one
+    full product, (G + G^T) q; every other product has two of its own size, but for the read of a state that no
+    gradient leaves by, which has one.
+
+    The loss of a later chunk comes in through the states: through the whole of every layer but the last one, whose
+    state depends on its encoder alone.
 
     Args:
-        neurons: per head.
-        tile: tokens that attend to each other directly; at least `length` where no state is read.
+        neurons: per head, of each layer.
+        tile: tokens that attend to each other directly; at least a chunk where no state is handed on inside it.
+        chunk: tokens per chunk; None: the block is one.
+        window: chunks that a loss reaches, its own included.
+        carries: whether the state outlives the step.
+        key_factor: numbers of a key per neuron.
     """
-    tiles = [min(tile, length - begin) for begin in range(0, length, tile)]
-    triangles = sum(_triangle(tokens) for tokens in tiles)
-    squares = sum(tokens * tokens for tokens in tiles)
-    all_neurons = heads * neurons
-    matrix = 3 * layers * rows * length * width * all_neurons
-    carried = (length - tiles[0]) + (length - tiles[-1])
-    return {
-        "encoder": matrix,
-        "encoder_v": matrix,
-        "decoder": matrix,
-        "scores": layers * rows * (triangles + squares) * all_neurons,
-        "reads": 3 * layers * rows * triangles * heads * width,
-        "state": 3 * layers * rows * carried * all_neurons * width,
-        "head": 3 * rows * length * width * vocabulary,
-    }
+    parts = dict.fromkeys(("encoder", "encoder_v", "decoder", "scores", "reads", "state", "head"), 0)
+    factors = ("encoder", "encoder_v", "decoder")
+    calls = _cut(length, chunk or length)
+    for index, tokens in enumerate(calls):
+        parts["head"] += 3 * tokens * width * vocabulary
+        for layer, own in enumerate(neurons):
+            matrix, keys = width * heads * own, heads * own * key_factor
+            tiles = _cut(tokens, tile)
+            unread = 0 if carries or index else tiles[0]  # nothing came before
+            unwritten = 0 if carries or index + 1 < len(calls) else tiles[-1]  # nothing follows
+            triangles = sum(map(_triangle, tiles))
+            for name in factors:
+                parts[name] += tokens * matrix
+            parts["scores"] += triangles * keys
+            parts["reads"] += triangles * heads * width
+            parts["state"] += (2 * tokens - unread - unwritten) * keys * width
+            for back in range(
+                min(window, index + 1)
+            ):  # chunks that lie between the loss and the one it goes through
+                came, last = calls[index - back], layer + 1 == len(neurons)
+                tiles = _cut(came, tile)
+                if back and last:
+                    parts["encoder"] += 2 * came * matrix
+                    parts["state"] += 2 * came * keys * width
+                    continue
+                for name in factors:
+                    parts[name] += 2 * came * matrix
+                parts["scores"] += sum(size * size for size in tiles) * keys
+                parts["reads"] += 2 * sum(map(_triangle, tiles)) * heads * width
+                first = 0 if not (carries or back < index) else tiles[0] * (2 if window > 1 else 1)
+                written = came if back else came - tiles[-1]
+                parts["state"] += (first + 2 * (came - tiles[0]) + 2 * written) * keys * width
+    return {name: rows * count for name, count in parts.items()}
+
+
+def _cut(length: int, size: int) -> list[int]:
+    """Sizes of the pieces of `length` tokens, the last one perhaps smaller."""
+    return [min(size, length - begin) for begin in range(0, length, size)]
 
 
 def _triangle(tokens: int) -> int:
@@ -58,45 +92,46 @@ def _triangle(tokens: int) -> int:
     return sum((end - begin) * end for begin, end in zip([0, *ends], ends, strict=False))
 
 
-def step_operations(model: Model, *, rows: int, length: int, tile: int) -> int:
+def step_operations(
+    model: Model,
+    *,
+    rows: int,
+    length: int,
+    tile: int,
+    chunk: int | None = None,
+    window: int = 1,
+    carries: bool = False,
+) -> int:
     """Additions and multiplications (two per multiply-add) of one forward and backward pass over `rows` x `length`.
 
     A memory other than linear attention is counted by its definition: every token goes through its matrices once,
-    writes every number of its state once, and reads it once.
+    writes every number of its state once, and reads it once, in the forward pass and twice in every backward pass.
 
-    Args:
-        tile: tokens that attend to each other directly.
+    Args: see `operations`.
     """
     geometry = model.geometry
-    total = 3 * rows * length * geometry.width * geometry.vocab_size
-    memory = 0
-    linear = model.config.sequence_kernel.memory_system == "linear_attention"
-    if not linear:
-        roles = model.memory.parameter_roles
-        matrices = sum(
-            weight.numel() for name, weight in model.memory.named_parameters() if roles.get(name) == "matrix"
-        )
-        memory = 3 * rows * length * (geometry.layers * matrices + 2 * geometry.state_numbers)
-    for neurons, layers in Counter(geometry.layer_neurons).items():
-        parts = _layers(geometry, neurons, layers, rows=rows, length=length, tile=tile)
-        kept = parts if linear else {name: parts[name] for name in ("encoder", "encoder_v", "decoder")}
-        total += sum(kept.values())
-    return 2 * (total + memory)
-
-
-def _layers(
-    geometry: Geometry, neurons: int, layers: int, *, rows: int, length: int, tile: int
-) -> dict[str, int]:
     parts = operations(
-        layers=layers,
+        neurons=geometry.layer_neurons,
         width=geometry.width,
         heads=geometry.heads,
-        neurons=neurons,
-        vocabulary=0,
+        vocabulary=geometry.vocab_size,
         rows=rows,
         length=length,
         tile=tile,
+        chunk=chunk,
+        window=window,
+        carries=carries,
+        key_factor=geometry.key_factor,
     )
-    for name in ("scores", "state"):  # pope's keys have two numbers per neuron
-        parts[name] *= geometry.key_factor
-    return parts
+    if model.config.sequence_kernel.memory_system == "linear_attention":
+        return 2 * sum(parts.values())
+    roles = model.memory.parameter_roles
+    matrices = sum(
+        weight.numel() for name, weight in model.memory.named_parameters() if roles.get(name) == "matrix"
+    )
+    calls = _cut(length, chunk or length)
+    backward = sum(
+        calls[index - back] for index in range(len(calls)) for back in range(min(window, index + 1))
+    )
+    memory = rows * (length + 2 * backward) * (geometry.layers * matrices + 2 * geometry.state_numbers)
+    return 2 * (memory + sum(parts[name] for name in ("encoder", "encoder_v", "decoder", "head")))

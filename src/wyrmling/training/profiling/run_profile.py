@@ -39,7 +39,8 @@ _NAMES = {"validation": "evaluation", "other": "idle"}
 class MemoryMaxima:
     """The largest readings over micro-batches, in bytes: before one, after its forward pass, after its backward pass.
 
-    Their order is that of the profile line.
+    Taken before tracing begins, which holds memory of its own to the end of the run. Their order is that of the
+    profile line.
     """
 
     max_step_reserved_before_bytes: int = 0
@@ -99,7 +100,7 @@ class RunProfile(StageProfile):
         self._probes = StageProbes(session.model, session.machine, clock)
         self.maxima, self.probed = MemoryMaxima(), _Probed()
         self.steps: list[_Step] = []
-        self.copied_bytes = self.peak_bytes = self._worked = 0
+        self.copied_bytes = self.peak_bytes = self._worked = self._memory_steps = 0
         super().__init__(clock)
         self._tracer.before(first_step)
 
@@ -111,8 +112,8 @@ class RunProfile(StageProfile):
         self._worked = worked
         self.copied_bytes += copied_bytes(batches, self._session.machine.device.type)
         with self.stage("profiling"):
-            if not self._tracer.running and not self.probed.steps:
-                self.peak_bytes = self._memory.peak()
+            if self._tracer.apart:
+                self.peak_bytes, self._memory_steps = self._memory.peak(), len(self.steps)
             self._tracer.after(self._step)
             self._tracer.before(self._step + 1)
             if self._mode == "detail" and self._due():
@@ -147,7 +148,12 @@ class RunProfile(StageProfile):
             "speed": self._speed(),
         }
         record["operations"] = self._operations(record["speed"]["step_seconds"])
-        record["memory"] = {"peak_bytes": self.peak_bytes or self._memory.peak(), **asdict(self.maxima)}
+        record["memory"] = {
+            "steps": self._memory_steps,
+            "with_tracer": self._tracer.warm_up == 0,
+            "peak_bytes": self.peak_bytes or self._memory.peak(),
+            **asdict(self.maxima),
+        }
         record["host_to_device_copy_bytes"] = self.copied_bytes
         record["host_sync_points"] = self.host_sync_points
         if self._mode == "detail":
@@ -174,7 +180,7 @@ class RunProfile(StageProfile):
         }
 
     def _enter(self, name: str) -> None:
-        if name == "copy":
+        if name == "copy" and self._tracer.apart:
             self.maxima.note("before", self._memory.read())
         super()._enter(name)
         if self._tracer.running:
@@ -187,6 +193,8 @@ class RunProfile(StageProfile):
         if name in _ON_THE_DEVICE:
             self._memory.wait()
         super()._leave()
+        if not self._tracer.apart:
+            return
         if name == "forward":
             self.maxima.note("after_forward", self._memory.read())
         elif name == "backward":
@@ -237,6 +245,9 @@ class RunProfile(StageProfile):
             rows=training.batch_size,
             length=training.block_size,
             tile=min(session.machine.chosen_executor.tile, training.kernel_block),
+            chunk=training.tbptt_chunk_size,
+            window=training.tbptt_window,
+            carries=training.tbptt_persist_across_steps,
         )
         machine = session.machine
         rate = matrix_rate(machine.dtype, machine.device, seconds=RATE_SECONDS, wait=self._memory.wait)

@@ -27,16 +27,25 @@ class Tracer:
 
     Attributes:
         traced: the steps that were traced.
+        warm_up: steps before the first traced one.
     """
 
     def __init__(self, device: torch.device, first_step: int, steps: int) -> None:
         self._device = device
-        warm_up = min(WARM_UP_STEPS, max(steps - 1, 0))
-        self._first = first_step + warm_up
+        self.warm_up = min(WARM_UP_STEPS, max(steps - 1, 0))
+        self._first = first_step + self.warm_up
         self._last = min(self._first + TRACED_STEPS, first_step + steps) - 1
         self._profiler: torch.profiler.profile | None = None
         self.traced: list[int] = []
         self.finished = self._last < self._first
+
+    @property
+    def apart(self) -> bool:
+        """Whether what is read now is the run's own: the tracer holds memory from its first step to the end.
+
+        Where it begins with the first step, nothing can be read without it.
+        """
+        return self._profiler is None or self.warm_up == 0
 
     @property
     def running(self) -> bool:
