@@ -50,6 +50,7 @@ def _poisoned_memory() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # a test that draws numbers draws the same ones, alone and in any order
     yield
     torch.use_deterministic_algorithms(mode)
     torch.utils.deterministic.fill_uninitialized_memory = before
