@@ -204,10 +204,6 @@ EXAMPLES: dict[str, list[Example]] = {
             HUB | IDS | {"dataset.sequence_field": "ids", "dataset.format": "csv"},
             'dataset.sequence_field requires dataset.format = "jsonl" or "parquet" (it is "csv")',
         ),
-        (
-            HUB | IDS | {"dataset.sequence_field": "ids", "dataset.template": "{a}"},
-            "dataset.sequence_field cannot be combined with dataset.template",
-        ),
     ],
     "a-hub-source-has-files": [
         (HUB | {"dataset.train_files": []}, "dataset.train_files must not be empty"),
@@ -226,6 +222,20 @@ EXAMPLES: dict[str, list[Example]] = {
         (
             {"dataset.type": "csv", "dataset.path": "x", "dataset.field": None},
             "dataset.field is required when dataset.template is unset",
+        ),
+        (
+            HUB | IDS | {"dataset.sequence_field": "ids", "dataset.template": "{a}"},
+            "dataset.sequence_field cannot be combined with dataset.template",
+        ),
+    ],
+    "a-delimiter-is-no-quote": [
+        (
+            {"dataset.type": "csv", "dataset.path": "x", "dataset.delimiter": '"'},
+            "dataset.delimiter and dataset.quote must differ",
+        ),
+        (
+            {"dataset.type": "csv", "dataset.path": "x", "dataset.quote": "\n"},
+            "dataset.quote must not be a line end",
         ),
     ],
     "special-tokens-are-tokens": [

@@ -19,6 +19,7 @@ WORDS = [value for answers in REFUSED_VALUES.values() for value in answers] + [
     "",
     "local_text",
     "csv",
+    "parquet",
 ]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.sampled_from(WORDS),

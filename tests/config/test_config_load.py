@@ -17,7 +17,7 @@ Write = Callable[[str, str], str]
 Refusal = Callable[..., str]
 
 DATASET_TYPES = (
-    '"local_text", "jsonl", "csv", "shakespeare", "package_text", "hugging_face" or "pretokenized"'
+    '"local_text", "jsonl", "csv", "parquet", "shakespeare", "package_text", "hugging_face" or "pretokenized"'
 )
 
 

@@ -20,7 +20,16 @@ def local(path: Any, **keys: Any) -> SimpleNamespace:
 
 
 def records(kind: str, path: Any, **keys: Any) -> SimpleNamespace:
-    defaults = {"field": "text", "template": None, "on_error": "stop", "delimiter": ","}
+    defaults = {
+        "field": "text",
+        "template": None,
+        "sequence_field": None,
+        "on_error": "error",
+        "max_records": None,
+        "delimiter": None,
+        "quote": '"',
+        "header": True,
+    }
     return SimpleNamespace(**{"type": kind, **defaults, "path": path, **keys})
 
 

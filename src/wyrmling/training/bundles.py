@@ -49,7 +49,7 @@ _HARMLESS = (
     "runtime.deterministic",
     "runtime.prefetch",
 )
-_ON_THIS_DISK = ("local_text", "jsonl", "csv", "package_text", "pretokenized")
+_ON_THIS_DISK = ("local_text", "jsonl", "csv", "parquet", "package_text", "pretokenized")
 
 
 @dataclass(frozen=True)

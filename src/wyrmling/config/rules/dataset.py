@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..problems import Problem, exclusive
-from ..schema.sources import HuggingFaceSource, PretokenizedSource, RecordSource, SourceConfig
+from ..schema.sources import HuggingFaceSource, PretokenizedSource, RecordKeys, SourceConfig, TableKeys
 from ..schema.tokenizer import PretokenizedTokenizer
 from .rulebook import Rulebook
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 BOOK = Rulebook()
 _PLACEHOLDER = re.compile(r"\{[^{}]+\}")
+_TEXT_KEYS = ("field", "template", "sequence_field")
 _SPECIAL_IDS = ("bos_id", "eos_id", "pad_id", "unk_id")
 
 
@@ -26,18 +27,35 @@ def _sources(config: Config) -> Iterator[tuple[str, SourceConfig]]:
         yield "dataset.validation", config.dataset.validation
 
 
-@BOOK.rule("a-record-has-its-text", "A source of records has either a `field` or a `template`.")
+@BOOK.rule(
+    "a-record-has-its-text", "A source of records has a `field`, a `template` or a `sequence_field`, and one."
+)
 def _record(config: Config) -> Iterator[Problem]:
     for table, source in _sources(config):
-        if not isinstance(source, RecordSource):
+        if not isinstance(source, RecordKeys):
             continue
-        if source.field is None and source.template is None:
+        given = [key for key in _TEXT_KEYS if getattr(source, key, None) is not None]
+        if not given and not isinstance(source, HuggingFaceSource):
             yield Problem(
                 f"{table}.field is required when {table}.template is unset",
                 (f"{table}.field", f"{table}.type"),
             )
-        if source.field is not None and source.template is not None:
-            yield exclusive(f"{table}.template", f"{table}.field")
+        for other in given[1:]:
+            yield exclusive(f"{table}.{other}", f"{table}.{given[0]}")
+
+
+@BOOK.rule("a-delimiter-is-no-quote", "`delimiter` and `quote` are two different characters and no line end.")
+def _delimiter(config: Config) -> Iterator[Problem]:
+    for table, source in _sources(config):
+        if not isinstance(source, TableKeys):
+            continue
+        for key in ("delimiter", "quote"):
+            if (getattr(source, key) or " ") in "\r\n":
+                yield Problem(f"{table}.{key} must not be a line end", (f"{table}.{key}",))
+        if source.delimiter is not None and source.delimiter == source.quote:
+            yield Problem(
+                f"{table}.delimiter and {table}.quote must differ", (f"{table}.delimiter", f"{table}.quote")
+            )
 
 
 @BOOK.rule("a-template-has-fields", "A `template` holds at least one {field}.")
@@ -61,24 +79,18 @@ def _hub_files(config: Config) -> Iterator[Problem]:
 
 @BOOK.rule(
     "a-hub-source-has-its-text",
-    "`text_fields` is not empty where neither `template` nor `sequence_field` is set.",
+    "`text_fields` is not empty where none of `field`, `template` and `sequence_field` is set.",
 )
 def _hub_text(config: Config) -> Iterator[Problem]:
     for table, source in _hub(config):
-        if source.sequence_field is None and source.template is None and not source.text_fields:
+        if not source.text_fields and all(getattr(source, key) is None for key in _TEXT_KEYS):
             yield Problem(f"{table}.text_fields must not be empty", (f"{table}.text_fields",))
 
 
-@BOOK.rule(
-    "numbers-come-from-numbers", '`sequence_field` needs `format = "jsonl"` or "parquet", and no `template`.'
-)
+@BOOK.rule("numbers-come-from-numbers", '`sequence_field` needs `format = "jsonl"` or "parquet" on the hub.')
 def _sequence(config: Config) -> Iterator[Problem]:
     for table, source in _hub(config):
-        if source.sequence_field is None:
-            continue
-        if source.template is not None:
-            yield exclusive(f"{table}.sequence_field", f"{table}.template")
-        if source.format not in ("jsonl", "parquet"):
+        if source.sequence_field is not None and source.format not in ("jsonl", "parquet"):
             yield Problem(
                 f'{table}.sequence_field requires {table}.format = "jsonl" or "parquet" '
                 f'(it is "{source.format}")',
@@ -95,7 +107,7 @@ def _ids(config: Config) -> Iterator[Problem]:
     for table, source in _sources(config):
         key, holds_ids = f"{table}.type", isinstance(source, PretokenizedSource)
         what = f'{key} = "pretokenized"'
-        if isinstance(source, HuggingFaceSource) and source.sequence_field is not None:
+        if getattr(source, "sequence_field", None) is not None:
             what = key = f"{table}.sequence_field"
             holds_ids = True
         if holds_ids and not has_ids:

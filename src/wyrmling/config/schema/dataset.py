@@ -13,6 +13,7 @@ from .sources import (
     JsonLinesSource,
     LocalTextSource,
     PackageTextSource,
+    ParquetSource,
     PretokenizedSource,
     ShakespeareSource,
     SourceConfig,
@@ -47,11 +48,15 @@ class LocalTextDataset(LocalTextSource, DatasetOptions):
 
 
 class JsonLinesDataset(JsonLinesSource, DatasetOptions):
-    """JSON objects, one per line."""
+    """JSON objects, one per line, or one array of them."""
 
 
 class CsvDataset(CsvSource, DatasetOptions):
-    """Comma-separated values with a header."""
+    """Delimited text: CSV, TSV."""
+
+
+class ParquetDataset(ParquetSource, DatasetOptions):
+    """Parquet files; needs pyarrow."""
 
 
 class ShakespeareDataset(ShakespeareSource, DatasetOptions):
@@ -76,6 +81,7 @@ DATASETS = (
     LocalTextDataset,
     JsonLinesDataset,
     CsvDataset,
+    ParquetDataset,
     ShakespeareDataset,
     PackageTextDataset,
     HuggingFaceDataset,
@@ -85,6 +91,7 @@ DatasetConfig = (
     LocalTextDataset
     | JsonLinesDataset
     | CsvDataset
+    | ParquetDataset
     | ShakespeareDataset
     | PackageTextDataset
     | HuggingFaceDataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from .base import FilePath, Kinds, PositiveInt, Text, Texts, Variant
 
@@ -15,6 +15,16 @@ Pattern = Text | Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
 def as_tuple(value: str | tuple[str, ...]) -> tuple[str, ...]:
     """One text or several, as several."""
     return (value,) if isinstance(value, str) else value
+
+
+def _current(value: Any) -> Any:
+    """`on_error` by its name of today; runs made before say "stop"."""
+    return "error" if value == "stop" else value
+
+
+def _as_tab(value: Any) -> Any:
+    """A tab as it comes through a shell."""
+    return "\t" if value in ("tab", "\\t") else value
 
 
 class LocalTextSource(Variant):
@@ -37,19 +47,64 @@ class LocalTextSource(Variant):
         return as_tuple(self.path)
 
 
-class RecordSource(Variant):
-    """Keys of sources whose documents are records with fields."""
+class RecordKeys(Variant):
+    """Keys of all sources whose documents are records with fields, whatever their format."""
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("field", "template"),)
 
-    path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
-    field: Text | None = Field(default="text", description="The field that holds the text.")
+    field: Text | None = Field(
+        default="text",
+        description="The field that holds the text; `a.b` is `b` inside `a`, `a.0` its first item.",
+    )
     template: Text | None = Field(
         default=None, description="Text with `{field}` in it, instead of one field."
     )
-    on_error: Literal["stop", "skip"] = Field(
-        default="stop", description="What to do with a record that cannot be read."
+    on_error: Annotated[Literal["error", "skip"], BeforeValidator(_current)] = Field(
+        default="error",
+        description="A record that cannot be used: an error, or left out and counted by its reason.",
     )
+    max_records: PositiveInt | None = Field(default=None, description="Most records to read of each split.")
+
+
+class SequenceKeys(RecordKeys):
+    """Records that may hold lists."""
+
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        ("field", "template"),
+        ("field", "sequence_field"),
+        ("template", "sequence_field"),
+    )
+    sequence_field: Text | None = Field(
+        default=None, description="Field with token ids, instead of text; needs a pretokenized tokenizer."
+    )
+
+
+class TableKeys(RecordKeys):
+    """Records that are lines of delimited text."""
+
+    delimiter: Annotated[str, BeforeValidator(_as_tab), Field(min_length=1, max_length=1)] | None = Field(
+        default=None,
+        description="What separates the values; unset: a tab in .tsv and .tab, else a comma (or what a first line "
+        "`sep=;` says).",
+    )
+    quote: Annotated[str, Field(min_length=1, max_length=1)] | None = Field(
+        default='"',
+        description='What stands around values with delimiters or line ends in them; "off": nothing does.',
+    )
+    header: bool = Field(
+        default=True, description="The first line names the columns; else their numbers do, from 1."
+    )
+
+    @field_validator("quote", mode="before")
+    @classmethod
+    def _no_quote(cls, value: Any) -> Any:
+        return None if value is False or value in ("off", "") else value
+
+
+class RecordSource(RecordKeys):
+    """Records in files."""
+
+    path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -57,19 +112,24 @@ class RecordSource(Variant):
         return as_tuple(self.path)
 
 
-class JsonLinesSource(RecordSource):
-    """JSON objects, one per line."""
+class JsonLinesSource(SequenceKeys, RecordSource):
+    """JSON objects, one per line, or one array of them."""
 
-    type: Literal["jsonl"] = Field(default="jsonl", description="JSON objects, one per line.")
-
-
-class CsvSource(RecordSource):
-    """Comma-separated values with a header."""
-
-    type: Literal["csv"] = Field(default="csv", description="Comma-separated values with a header.")
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = Field(
-        default=",", description="What separates the values."
+    type: Literal["jsonl"] = Field(
+        default="jsonl", description="JSON objects, one per line, or one array of them."
     )
+
+
+class CsvSource(TableKeys, RecordSource):
+    """Delimited text: CSV, TSV."""
+
+    type: Literal["csv"] = Field(default="csv", description="Delimited text: CSV, TSV.")
+
+
+class ParquetSource(SequenceKeys, RecordSource):
+    """Parquet files; needs pyarrow."""
+
+    type: Literal["parquet"] = Field(default="parquet", description="Parquet files; needs pyarrow.")
 
 
 class ShakespeareSource(Variant):
@@ -95,9 +155,15 @@ class PackageTextSource(Variant):
     )
 
 
-class HuggingFaceSource(Variant):
+class HuggingFaceSource(TableKeys, SequenceKeys):
     """Files of a dataset repository on the Hugging Face hub."""
 
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = (
+        *SequenceKeys.alternatives,
+        ("field", "text_fields"),
+        ("template", "text_fields"),
+        ("sequence_field", "text_fields"),
+    )
     type: Literal["hugging_face"] = Field(
         default="hugging_face", description="Files of a dataset repository on the Hugging Face hub."
     )
@@ -111,17 +177,16 @@ class HuggingFaceSource(Variant):
     format: Literal["jsonl", "text", "parquet", "csv"] = Field(
         default="jsonl", description="Format of the files."
     )
-    train_files: Texts = Field(default=("train.jsonl",), description="Files to train on.")
-    validation_files: Texts = Field(default=(), description="Files to validate on.")
+    train_files: Texts = Field(
+        default=("train.jsonl",),
+        description="Files to train on, or patterns (`data/*.jsonl`, `**/*.parquet`).",
+    )
+    validation_files: Texts = Field(default=(), description="Files to validate on, or patterns.")
+    field: Text | None = Field(
+        default=None, description="The field that holds the text, instead of text_fields."
+    )
     text_fields: Texts = Field(default=("text",), description="Fields that make up a document, in order.")
-    sequence_field: Text | None = Field(
-        default=None, description="Field with token ids, instead of text; needs a pretokenized tokenizer."
-    )
     field_separator: str = Field(default="\n", description="What stands between the fields.")
-    template: Text | None = Field(
-        default=None, description="Text with `{field}` in it, instead of text_fields."
-    )
-    max_records: PositiveInt | None = Field(default=None, description="Most records to read of each split.")
     local_dir: FilePath | None = Field(
         default=None, description="A folder that already holds the files; then nothing is fetched."
     )
@@ -148,6 +213,7 @@ SOURCES = (
     LocalTextSource,
     JsonLinesSource,
     CsvSource,
+    ParquetSource,
     ShakespeareSource,
     PackageTextSource,
     HuggingFaceSource,
@@ -157,6 +223,7 @@ SourceConfig = (
     LocalTextSource
     | JsonLinesSource
     | CsvSource
+    | ParquetSource
     | ShakespeareSource
     | PackageTextSource
     | HuggingFaceSource

@@ -3,7 +3,7 @@
 | type | documents |
 |---|---|
 | `local_text` | text files, `.gz` too; a file, a block between blank lines, or a line each |
-| `jsonl`, `csv` | records, rendered by a field or a template |
+| `jsonl`, `csv`, `parquet` | records, rendered by a field or a template |
 | `shakespeare` | Tiny Shakespeare, downloaded once |
 | `package_text` | text files that an installed Python distribution carries |
 | `hugging_face` | records of a dataset repository, or of a folder with its files |
@@ -22,7 +22,7 @@ from .hugging_face import open_hugging_face
 from .local import open_local_text
 from .package import open_package_text
 from .pretokenized import open_pretokenized
-from .records import open_csv, open_jsonl
+from .records import open_records
 from .shakespeare import open_shakespeare
 
 __all__ = ["PIECE_BYTES", "PIECE_TOKENS", "Piece", "Source", "open_source", "open_validation_source"]
@@ -63,10 +63,8 @@ def _open(config: Any, cache_dir: Path, tokenizer: Any) -> Source:
             keeps_bytes = getattr(tokenizer, "type", None) == "byte"
             replace = config.invalid_utf8 == "replace" and not keeps_bytes
             return open_local_text(config, replace_invalid=replace)
-        case "jsonl":
-            return open_jsonl(config)
-        case "csv":
-            return open_csv(config)
+        case "jsonl" | "csv" | "parquet":
+            return open_records(config)
         case "shakespeare":
             return open_shakespeare(config, cache_dir=cache_dir)
         case "package_text":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,18 +44,40 @@ class Tally:
 
     documents: int = 0
     empty_documents: int = 0
-    dropped: int = 0
-    first_dropped: str = ""
+    skipped: Counter[str] = field(default_factory=Counter)
+    first_malformed: str = ""
+    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
+    spanning: int = 0
+    longest_span: tuple[int, str] = (0, "")
     byte_order_marks: list[str] = field(default_factory=list)
     utf16: list[str] = field(default_factory=list)
     crlf: int = 0
     replaced: int = 0
     limit_reached: int | None = None
 
-    def drop(self, reason: str) -> None:
-        """Count a malformed record that is left out; the first one is remembered."""
-        self.dropped += 1
-        self.first_dropped = self.first_dropped or reason
+    def skip(self, kind: str, reason: str) -> None:
+        """Count a record that is left out by the kind of its fault; the first reason is kept."""
+        self.skipped[kind] += 1
+        self.first_malformed = self.first_malformed or reason
+
+    def remark(self, what: str, place: str) -> None:
+        """Count something odd that was taken as it is; the first place is kept."""
+        count, first = self.remarks.get(what, (0, place))
+        self.remarks[what] = count + 1, first
+
+    def span(self, lines: int, place: str) -> None:
+        """Count a record that quotes carry over several lines; the longest is kept."""
+        self.spanning += 1
+        self.longest_span = max(self.longest_span, (lines, place), key=lambda span: span[0])
+
+    def skips(self) -> str:
+        """How many records were left out, by kind, the most frequent first; nothing when none was."""
+        if not self.skipped:
+            return ""
+        kinds = sorted(self.skipped.items(), key=lambda item: (-item[1], item[0]))
+        text = f"{counted(self.skipped.total(), 'record')} skipped: "
+        text += ", ".join(f"{number} {kind}" for kind, number in kinds)
+        return f"{text}; the first: {self.first_malformed}"
 
     def sentences(self) -> list[str]:
         """One short line per fact, in a fixed order."""
@@ -73,10 +96,15 @@ class Tally:
             )
         if self.empty_documents:
             lines.append(f"{counted(self.empty_documents, 'empty document')} skipped")
-        if self.dropped:
+        if self.skipped:
+            lines.append(self.skips())
+        if self.spanning:
             lines.append(
-                f"{counted(self.dropped, 'malformed record')} dropped, the first: {self.first_dropped}"
+                f"{counted(self.spanning, 'record')} carried over several lines by quotes, the longest over "
+                f"{self.longest_span[0]} ({self.longest_span[1]}); if quotes are plain characters there, "
+                'set dataset.quote = "off"'
             )
+        lines += [f"{what}: {count}, the first: {place}" for what, (count, place) in self.remarks.items()]
         if self.replaced:
             lines.append(f"{counted(self.replaced, 'invalid UTF-8 sequence')} replaced by U+FFFD")
         if self.limit_reached is not None:
@@ -155,10 +183,8 @@ class Source(ABC):
         reasons = []
         if tally.empty_documents:
             reasons.append(f"{counted(tally.empty_documents, 'document')}, all empty")
-        if tally.dropped:
-            reasons.append(
-                f"{counted(tally.dropped, 'malformed record')} dropped, the first: {tally.first_dropped}"
-            )
+        if tally.skipped:
+            reasons.append(tally.skips())
         return f"{where}: nothing to train on ({'; '.join(reasons) or 'no documents'})"
 
 

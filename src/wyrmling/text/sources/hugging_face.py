@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, DataError
 from .base import Source
 from .files import InputFile, shown
-from .parquet import parquet_rows
-from .records import Reader, RecordFiles, csv_rows, json_lines, text_lines
-from .rendering import Render, joined_fields, sequence_tokens, template_text
+from .records import RecordFiles, choices, reader, rendering
 
 if TYPE_CHECKING:
     from ...config.schema.sources import HuggingFaceSource
@@ -28,9 +26,7 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     """The source of a `hugging_face` table.
 
     With `local_dir`, files are taken from there and nothing is asked of the network. Otherwise each file is
-    downloaded into `<cache_dir>/huggingface`, or found there when the network or the hub does not answer. A
-    record becomes text through `template` or by joining `text_fields`; the text then ends with a line end.
-    With `sequence_field` it becomes tokens instead.
+    downloaded into `<cache_dir>/huggingface`, or found there when the network or the hub does not answer.
 
     Args:
         validation: read `validation_files` instead of `train_files`.
@@ -43,8 +39,8 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     names = list(config.validation_files if validation else config.train_files)
     if not names:
         raise ConfigError(f"dataset.{key}: no file is named")
-    render, fields, settings = _rendering(config)
-    read = _reader(config, fields)
+    render = rendering(config)
+    read, settings = reader(config, config.format, render)
     if config.local_dir is not None:
         files = _local_files(Path(config.local_dir).expanduser(), names, key)
         notes: list[str] = []
@@ -55,7 +51,6 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
         files,
         read=read,
         render=render,
-        max_records=config.max_records,
         settings={
             "repo_id": config.repo_id,
             "revision": config.revision,
@@ -63,37 +58,8 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
             **settings,
         },
         notes=notes,
+        **choices(config),
     )
-
-
-def _rendering(config: HuggingFaceSource) -> tuple[Render, list[str] | None, dict[str, Any]]:
-    """How a record becomes a document, the columns that needs (None: unknown), the settings behind it."""
-    if config.sequence_field:
-        if config.format not in ("jsonl", "parquet"):
-            raise ConfigError(
-                f'dataset.sequence_field: lists need format "jsonl" or "parquet", not "{config.format}"'
-            )
-        field = config.sequence_field
-        return sequence_tokens(field), [field], {"sequence_field": field}
-    if config.template is not None:
-        return template_text(config.template, end_line=True), None, {"template": config.template}
-    names = list(config.text_fields)
-    if not names:
-        raise ConfigError("dataset.text_fields: at least one field is needed")
-    settings = {"text_fields": names, "field_separator": config.field_separator}
-    return joined_fields(names, config.field_separator), names, settings
-
-
-def _reader(config: HuggingFaceSource, fields: list[str] | None) -> Reader:
-    if config.format == "jsonl":
-        return json_lines(numbers_as_written=not config.sequence_field)
-    if config.format == "csv":
-        return csv_rows()
-    if config.format == "parquet":
-        return parquet_rows(fields)
-    if config.format == "text":
-        return text_lines(config.text_fields[0] if config.text_fields else "text")
-    raise ConfigError(f'dataset.format: "{config.format}" is not one of jsonl, text, parquet, csv')
 
 
 def _local_files(folder: Path, names: Sequence[str], key: str) -> list[InputFile]:

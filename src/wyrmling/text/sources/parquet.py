@@ -10,39 +10,43 @@ import numpy as np
 from ...errors import DataError
 from .base import Tally
 from .files import InputFile
-from .records import Reader, Records
-from .rendering import Malformed, Record
+from .rendering import Malformed, Reader, Records, named, no_field
 
 _ROWS = 256
+_READ_BYTES = 1 << 20
 
 
-def parquet_rows(columns: Sequence[str] | None = None) -> Reader:
+def parquet_rows(fields: Sequence[str]) -> Reader:
     """A reader of parquet files: one row is a record, a list of integers in it an int64 array.
 
     Args:
-        columns: the columns to read; None reads all.
+        fields: names of fields, with dots for what lies deeper; no other column is read.
 
     Raises:
-        DataError: pyarrow is missing; a file is damaged or lacks a column.
+        DataError: pyarrow is missing; a file is damaged.
     """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError('format = "parquet" needs pyarrow; run: pip install "wyrmling[hub]"') from None
+        raise DataError('reading parquet needs pyarrow; run: pip install "wyrmling[hub]"') from None
 
     def read(file: InputFile, tally: Tally) -> Records:
-        number = 0
         try:
-            with file.open() as stream, pyarrow.parquet.ParquetFile(stream) as table:
+            with (
+                file.open() as stream,
+                pyarrow.parquet.ParquetFile(stream, buffer_size=_READ_BYTES) as table,
+            ):
                 names = table.schema_arrow.names
-                for column in columns or ():
-                    if column not in names:
-                        raise DataError(
-                            f'{file.name}: there is no column "{column}" (there is: {", ".join(names)})'
-                        )
-                chosen = list(columns) if columns is not None else None
-                for batch in table.iter_batches(batch_size=_ROWS, columns=chosen):
+                columns = {field: _column(field, names) for field in fields}
+                missing = next((field for field, column in columns.items() if not column), None)
+                if missing is not None:
+                    reason = f"{no_field(missing)} (there is: {named(names)})"
+                    for number in range(table.metadata.num_rows):
+                        yield f"{file.name}: row {number + 1}", Malformed(reason, f"without field {missing}")
+                    return
+                number = 0
+                for batch in table.iter_batches(batch_size=_ROWS, columns=sorted(set(columns.values()))):
                     for record in _rows(batch):
                         number += 1
                         yield f"{file.name}: row {number}", record
@@ -53,7 +57,14 @@ def parquet_rows(columns: Sequence[str] | None = None) -> Reader:
     return read
 
 
-def _rows(batch: Any) -> Iterator[Record | Malformed]:
+def _column(field: str, names: Sequence[str]) -> str:
+    """The column that a name with dots leads into, the longest that fits; empty if there is none."""
+    while field and field not in names:
+        field = field.rpartition(".")[0]
+    return field
+
+
+def _rows(batch: Any) -> Iterator[dict[str, Any] | Malformed]:
     names = batch.schema.names
     columns = [batch.column(index) for index in range(batch.num_columns)]
     for row in range(batch.num_rows):
@@ -72,9 +83,9 @@ def _value(scalar: Any) -> Any:
         if not scalar.is_valid:
             return None
         if scalar.values.null_count:
-            raise Malformed("a list of tokens holds null")
+            raise Malformed("a list of tokens holds null", "no list of whole numbers")
         return scalar.values.to_numpy(zero_copy_only=False).astype(np.int64)
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        raise Malformed("a text is not valid UTF-8") from None
+        raise Malformed("a text is not valid UTF-8", "not UTF-8") from None

@@ -1,88 +1,109 @@
-"""From a record (named fields) to the text or the tokens of one document."""
+"""From a record (named fields) to the text or the tokens of one document. One way for every format.
+
+A field is named by its key, or by keys with dots between them where it lies deeper (`answer.text`, and
+`messages.0.content` for an item of a list); a key that has a dot in it is found by its whole name.
+
+Only fields that are named are looked at: whatever else a record holds never makes it malformed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import decimal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...errors import ConfigError
+from .base import Tally
+from .files import InputFile, shown
 
 Record = Mapping[str, Any]
-Render = Callable[[Record], bytes | np.ndarray]
 _SHOWN_FIELDS = 5
+_DECODED_BYTES = range(0xDC80, 0xDD00)
+"""Lone surrogates that stand for bytes that are not UTF-8 (Python's "surrogateescape")."""
 
 
 class Malformed(Exception):
-    """Why a record cannot be used, in words that follow `file:line: `."""
+    """Why a record cannot be used.
+
+    Args:
+        message: in words that follow `file:line: `.
+        kind: the reason in one or two words; records left out are counted by it.
+    """
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+Records = Iterator[tuple[str, Record | Malformed]]
+Reader = Callable[[InputFile, Tally], Records]
+"""Gives (place, record or the reason why it is none) for each record of a file."""
 
 
 class Number(str):
     """A number of a JSON record, as it is written there."""
 
 
-def field_text(name: str) -> Render:
-    """The field, which must be a string, and nothing else."""
+class Rendering:
+    """What becomes of a record: the text of its parts in order, or one field of token ids.
 
-    def render(record: Record) -> bytes:
-        value = _value(record, name)
-        if isinstance(value, Number) or not isinstance(value, str):
-            raise Malformed(f'field "{name}" is {_kind(value)}, not a string')
-        return _encoded(value)
-
-    return render
-
-
-def joined_fields(names: Sequence[str], separator: str) -> Render:
-    """Several fields (strings, numbers, booleans) with `separator` between them; one LF is added at the end
-    of a text that is not empty and has none.
-    """
-
-    def render(record: Record) -> bytes:
-        return _line_ended(_encoded(separator.join(_as_text(record, name) for name in names)))
-
-    return render
-
-
-def template_text(template: str, *, end_line: bool = False) -> Render:
-    """A template with `{field}` for fields (strings, numbers, booleans) and `{{`, `}}` for the braces
-    themselves.
+    Strings are taken as they are, numbers and booleans as they are written. A field that is null, not there, or
+    holds something else makes the record malformed. A record whose fields are all empty has no text.
 
     Args:
+        parts: (is literal, literal text or name of a field), in order.
         end_line: add one LF at the end of a text that is not empty and has none.
+        tokens: the only part is a field that holds a list of token ids.
+    """
+
+    def __init__(
+        self, parts: Sequence[tuple[bool, str]], *, end_line: bool = False, tokens: bool = False
+    ) -> None:
+        self.parts = tuple(parts)
+        self.fields = tuple(dict.fromkeys(part for literal, part in parts if not literal))
+        self.tokens = tokens
+        self._end_line = end_line
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the result, as JSON values."""
+        return {
+            "parts": [list(part) for part in self.parts],
+            "end_line": self._end_line,
+            "tokens": self.tokens,
+        }
+
+    def __call__(self, record: Record) -> bytes | np.ndarray:
+        """The document of a record: UTF-8, or int64 token ids [n]; empty when there is nothing in it.
+
+        Raises:
+            Malformed: a field cannot be used.
+        """
+        if self.tokens:
+            return _token_ids(record, self.fields[0])
+        texts = {name: _text(record, name) for name in self.fields}
+        if not any(texts.values()):
+            return b""
+        text = "".join([part if literal else texts[part] for literal, part in self.parts])
+        return text.encode("utf-8") + (b"\n" if self._end_line and not text.endswith("\n") else b"")
+
+
+def joined(names: Sequence[str], separator: str) -> list[tuple[bool, str]]:
+    """The parts of a text of several fields with `separator` between them."""
+    parts: list[tuple[bool, str]] = []
+    for name in names:
+        parts += [(True, separator), (False, name)] if parts else [(False, name)]
+    return parts
+
+
+def parse_template(template: str) -> list[tuple[bool, str]]:
+    """The parts of a template, in which `{name}` is a field and `{{`, `}}` are the braces themselves.
 
     Raises:
         ConfigError: a brace without its partner, an empty name, or no field at all.
     """
-    parts = parse_template(template)
-
-    def render(record: Record) -> bytes:
-        text = _encoded("".join(part if literal else _as_text(record, part) for literal, part in parts))
-        return _line_ended(text) if end_line else text
-
-    return render
-
-
-def sequence_tokens(name: str) -> Render:
-    """A field that holds token ids: a list of whole numbers, as int64 [n]."""
-
-    def render(record: Record) -> np.ndarray:
-        value = _value(record, name)
-        if isinstance(value, np.ndarray):
-            return value
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise Malformed(f'field "{name}" is not a list of whole numbers')
-        try:
-            return np.array(value, dtype=np.int64)
-        except OverflowError:
-            raise Malformed(f'field "{name}" holds a number beyond 64 bits') from None
-
-    return render
-
-
-def parse_template(template: str) -> list[tuple[bool, str]]:
-    """The template as (is literal, text or field name) in order."""
     parts: list[tuple[bool, str]] = []
     literal = ""
     at = 0
@@ -116,45 +137,96 @@ def _template_error(reason: str, template: str) -> ConfigError:
     return ConfigError(f"dataset.template: {reason}: {template!r}")
 
 
+_ABSENT = object()
+
+
+def _find(value: Any, name: str) -> Any:
+    """What lies under a name with dots; the longest key that fits is tried first. `_ABSENT` if nothing does."""
+    if isinstance(value, Mapping):
+        if name in value:
+            return value[name]
+        dot = name.rfind(".")
+        while dot > 0:
+            if name[:dot] in value:
+                found = _find(value[name[:dot]], name[dot + 1 :])
+                if found is not _ABSENT:
+                    return found
+            dot = name.rfind(".", 0, dot)
+    elif isinstance(value, list | np.ndarray):
+        index, _, rest = name.partition(".")
+        if index.isascii() and index.isdigit() and int(index) < len(value):
+            return _find(value[int(index)], rest) if rest else value[int(index)]
+    return _ABSENT
+
+
 def _value(record: Record, name: str) -> Any:
-    try:
-        return record[name]
-    except KeyError:
-        names = ", ".join(f'"{key}"' for key in list(record)[:_SHOWN_FIELDS])
-        more = ", ..." if len(record) > _SHOWN_FIELDS else ""
-        raise Malformed(f'there is no field "{name}" (there is: {names or "nothing"}{more})') from None
-
-
-def _as_text(record: Record, name: str) -> str:
-    value = _value(record, name)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return str(value)
-    raise Malformed(f'field "{name}" is {_kind(value)}, not a string, number or boolean')
-
-
-def _kind(value: Any) -> str:
+    value = _find(record, name)
+    if value is _ABSENT:
+        raise Malformed(f"{no_field(name)} (there is: {named(list(record))})", f"without field {shown(name)}")
     if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, Number | int | float):
-        return "a number"
-    if isinstance(value, list):
-        return "a list"
-    return "an object" if isinstance(value, Mapping) else f"of type {type(value).__name__}"
+        raise Malformed(f'field "{shown(name)}" is null', "null")
+    return value
 
 
-def _encoded(text: str) -> bytes:
+def no_field(name: str) -> str:
+    """The start of the sentence about a field that is missing."""
+    return f'there is no field "{shown(name)}"'
+
+
+def named(names: Sequence[str]) -> str:
+    """The first few names of fields, for an error."""
+    more = ", ..." if len(names) > _SHOWN_FIELDS else ""
+    return (", ".join(f'"{shown(name)}"' for name in names[:_SHOWN_FIELDS]) or "nothing") + more
+
+
+def _text(record: Record, name: str) -> str:
+    """A field as text that can be written as UTF-8."""
+    value = _value(record, name)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    if isinstance(value, str):
+        if not value.isascii():
+            _check(value, name)
+        return value
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        raise Malformed(f'field "{shown(name)}" is {value}, not a number', "NaN or infinite")
+    if isinstance(value, int | float | np.number | decimal.Decimal):
+        return str(value)
+    if isinstance(value, list | np.ndarray):
+        advice = f'name an item of it ("{shown(name)}.0")'
+        if len(value) and all(isinstance(item, int | np.integer) for item in value):
+            advice = "token ids are read by dataset.sequence_field"
+        raise Malformed(f'field "{shown(name)}" is a list, not text; {advice}', "a list")
+    if isinstance(value, Mapping):
+        inner = f'name a field of it ("{shown(name)}.{shown(next(iter(value), "key"))}")'
+        raise Malformed(f'field "{shown(name)}" is an object, not text; {inner}', "an object")
+    kind = type(value).__name__
+    raise Malformed(f'field "{shown(name)}" is a {kind}, not a string, number or boolean', f"a {kind}")
+
+
+def _check(text: str, name: str) -> None:
     try:
-        return text.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        raise Malformed(f"half of a surrogate pair (U+{code:04X}) is not a character") from None
+        if code in _DECODED_BYTES:
+            reason = f'invalid UTF-8 in field "{shown(name)}": byte 0x{code - 0xDC00:02x}'
+            raise Malformed(reason, "not UTF-8") from None
+        reason = f'field "{shown(name)}": half of a surrogate pair (U+{code:04X}) is not a character'
+        raise Malformed(reason, "half of a surrogate pair") from None
 
 
-def _line_ended(text: bytes) -> bytes:
-    return text + b"\n" if text and not text.endswith(b"\n") else text
+def _token_ids(record: Record, name: str) -> np.ndarray:
+    value = _value(record, name)
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, list):
+        if all(type(item) is int for item in value):
+            return np.array(value, dtype=np.int64)
+        if all(
+            type(item) is int or (isinstance(item, Number) and item.lstrip("-").isdigit()) for item in value
+        ):
+            raise Malformed(f'field "{shown(name)}" holds a number beyond 18 digits', "no token id")
+    raise Malformed(f'field "{shown(name)}" is not a list of whole numbers', "no list of whole numbers")
