@@ -211,6 +211,21 @@ EXAMPLES: dict[str, list[Example]] = {
     "a-hub-source-has-its-text": [
         (HUB | {"dataset.text_fields": []}, "dataset.text_fields must not be empty"),
     ],
+    "raw-bytes-are-bytes": [
+        (
+            {"dataset.type": "jsonl", "dataset.path": "x", "dataset.encoding": "raw"},
+            'dataset.encoding = "raw" requires dataset.type = "local_text"',
+        ),
+        (
+            {
+                "dataset.type": "local_text",
+                "dataset.path": "x",
+                "dataset.encoding": "raw",
+                "dataset.tokenizer.type": "char",
+            },
+            'dataset.encoding = "raw" requires dataset.tokenizer.type = "byte"',
+        ),
+    ],
     "a-template-has-fields": [
         (HUB | {"dataset.template": "no field"}, "dataset.template must hold at least one {field}"),
     ],

@@ -76,11 +76,11 @@ def test_files_that_cannot_be_opened_are_refused_in_one_line(
     file.write_text("x")
     source = opened(local(file))
 
-    def deny(path: Path, mode: str) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+    def deny(path: str, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", deny)
+        patch.setattr("os.open", deny)
         with refused("secret.txt", "permission denied", kind=StorageError):
             documents(source)
     file.unlink()
@@ -121,8 +121,8 @@ def test_one_empty_line_among_a_hundred_is_skipped_and_counted(tmp_path: Path) -
     assert source.notes == ["1 empty document skipped"]
 
 
-@pytest.mark.parametrize("content", [b"\0" * 5000, b"\n" * 5000])
-def test_a_file_of_only_nul_or_newlines_is_text(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_only_newlines_is_text(tmp_path: Path) -> None:
+    content = b"\n" * 5000
     file = tmp_path / "odd.txt"
     file.write_bytes(content)
     assert documents(opened(local(file))) == [content]
@@ -145,13 +145,6 @@ def test_a_byte_order_mark_is_stripped_and_said_and_line_ends_are_kept_and_count
     assert [piece.offset for piece in pieces] == [0, 0, 3], "offsets count in the file, mark included"
 
 
-def test_utf16_is_pointed_out(tmp_path: Path) -> None:
-    (tmp_path / "wide.txt").write_bytes("wide".encode("utf-16"))
-    source = opened(local(tmp_path))
-    assert documents(source) == ["wide".encode("utf-16")]
-    assert any("wide.txt" in note and "UTF-16" in note for note in source.notes)
-
-
 def test_invalid_utf8_is_handed_on_or_replaced_but_never_for_the_byte_tokenizer(tmp_path: Path) -> None:
     file = tmp_path / "bad.txt"
     bad = b"ok\xff\xfe\n\xc3(\nend\n"
@@ -159,7 +152,7 @@ def test_invalid_utf8_is_handed_on_or_replaced_but_never_for_the_byte_tokenizer(
     assert documents(opened(local(file))) == [bad]
     source = opened(local(file, invalid_utf8="replace"))
     assert documents(source) == ["ok\ufffd\ufffd\n\ufffd(\nend\n".encode()]
-    assert source.notes == ["3 invalid UTF-8 sequences replaced by U+FFFD"]
+    assert source.notes == ["3 invalid byte sequences replaced by U+FFFD"]
     kept = opened(local(file, invalid_utf8="replace", tokenizer=Table(type="byte")))
     assert documents(kept) == [bad]
     outer = Table(

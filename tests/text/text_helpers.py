@@ -13,9 +13,12 @@ import pytest
 from wyrmling.errors import UserError, WyrmlingError
 from wyrmling.text.sources import Piece, Source, open_source
 
+READING = {"encoding": "utf-8", "max_unpacked_mb": None}
+"""How files are read unless a test says otherwise."""
+
 
 def local(path: Any, **keys: Any) -> SimpleNamespace:
-    defaults = {"type": "local_text", "documents": "file", "invalid_utf8": "error"}
+    defaults = {"type": "local_text", "documents": "file", "invalid_utf8": "error", **READING}
     return SimpleNamespace(**{**defaults, "path": path, **keys})
 
 
@@ -29,6 +32,7 @@ def records(kind: str, path: Any, **keys: Any) -> SimpleNamespace:
         "delimiter": None,
         "quote": '"',
         "header": True,
+        **READING,
     }
     return SimpleNamespace(**{"type": kind, **defaults, "path": path, **keys})
 

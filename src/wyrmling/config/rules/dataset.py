@@ -7,8 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..problems import Problem, exclusive
-from ..schema.sources import HuggingFaceSource, PretokenizedSource, RecordKeys, SourceConfig, TableKeys
-from ..schema.tokenizer import PretokenizedTokenizer
+from ..schema.sources import (
+    HuggingFaceSource,
+    LocalTextSource,
+    PretokenizedSource,
+    RecordKeys,
+    SourceConfig,
+    TableKeys,
+)
+from ..schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
@@ -55,6 +62,25 @@ def _delimiter(config: Config) -> Iterator[Problem]:
         if source.delimiter is not None and source.delimiter == source.quote:
             yield Problem(
                 f"{table}.delimiter and {table}.quote must differ", (f"{table}.delimiter", f"{table}.quote")
+            )
+
+
+@BOOK.rule(
+    "raw-bytes-are-bytes",
+    '`encoding = "raw"` needs `type = "local_text"` and `dataset.tokenizer.type = "byte"`.',
+)
+def _raw(config: Config) -> Iterator[Problem]:
+    for table, source in _sources(config):
+        if getattr(source, "encoding", None) != "raw":
+            continue
+        if not isinstance(source, LocalTextSource):
+            yield Problem(
+                f'{table}.encoding = "raw" requires {table}.type = "local_text"', (f"{table}.encoding",)
+            )
+        elif not isinstance(config.dataset.tokenizer, ByteTokenizer):
+            yield Problem(
+                f'{table}.encoding = "raw" requires dataset.tokenizer.type = "byte"',
+                (f"{table}.encoding", "dataset.tokenizer.type"),
             )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from .base import FilePath, Kinds, PositiveInt, Text, Texts, Variant
 
@@ -27,12 +28,57 @@ def _as_tab(value: Any) -> Any:
     return "\t" if value in ("tab", "\\t") else value
 
 
-class LocalTextSource(Variant):
+_NO_FILES = (
+    "utf-7",
+    "idna",
+    "punycode",
+    "undefined",
+    "unicode_escape",
+    "raw_unicode_escape",
+    "charmap",
+    "oem",
+)
+
+
+def _encoding(name: str) -> str:
+    """An encoding of text that Python decodes as a stream, or "raw"."""
+    if name == "raw":
+        return name
+    try:
+        codec = codecs.lookup(name)
+    except (LookupError, ValueError):
+        raise ValueError(f"is no encoding that is known ({_EXAMPLES})") from None
+    is_text = getattr(codec, "_is_text_encoding", True) and codec.incrementaldecoder is not None
+    if not is_text or codec.name in _NO_FILES:
+        raise ValueError(f"is not what text files are written in ({_EXAMPLES})")
+    return "utf-8" if codec.name in ("utf-8", "utf-8-sig") else name
+
+
+_EXAMPLES = "known are, for instance: utf-8, utf-16, latin-1, cp1252, gb18030, raw"
+Encoding = Annotated[str, AfterValidator(_encoding)]
+
+
+class FileReading(Variant):
+    """Keys of sources that read files of text."""
+
+    encoding: Encoding = Field(
+        default="utf-8",
+        description="What the files are written in, by Python's names (utf-16, latin-1, cp1252, …); packed files are "
+        'unpacked first. "raw", for the byte tokenizer: their bytes as they are, whatever they hold.',
+    )
+    max_unpacked_mb: PositiveInt | None = Field(
+        default=None,
+        description="Most MiB that a packed file (gzip, bzip2, xz, zstd) may unpack to; unset: 256, or 200 times its "
+        "size where that is more.",
+    )
+
+
+class LocalTextSource(FileReading):
     """Text files."""
 
     type: Literal["local_text"] = Field(default="local_text", description="Text files.")
     path: Pattern = Field(
-        description="A file, a folder (its *.txt, *.md, *.text and their .gz), a pattern, or a list of these."
+        description="A file, a folder (its *.txt, *.md, *.text, packed or not), a pattern, or a list of these."
     )
     documents: Literal["file", "block", "line"] = Field(
         default="file", description="What is a document: a file, a block between blank lines, or a line."
@@ -79,7 +125,7 @@ class SequenceKeys(RecordKeys):
     )
 
 
-class TableKeys(RecordKeys):
+class TableKeys(FileReading, RecordKeys):
     """Records that are lines of delimited text."""
 
     delimiter: Annotated[str, BeforeValidator(_as_tab), Field(min_length=1, max_length=1)] | None = Field(
@@ -112,7 +158,7 @@ class RecordSource(RecordKeys):
         return as_tuple(self.path)
 
 
-class JsonLinesSource(SequenceKeys, RecordSource):
+class JsonLinesSource(FileReading, SequenceKeys, RecordSource):
     """JSON objects, one per line, or one array of them."""
 
     type: Literal["jsonl"] = Field(

@@ -2,7 +2,7 @@
 
 | type | documents |
 |---|---|
-| `local_text` | text files, `.gz` too; a file, a block between blank lines, or a line each |
+| `local_text` | text files, packed or not; a file, a block between blank lines, or a line each |
 | `jsonl`, `csv`, `parquet` | records, rendered by a field or a template |
 | `shakespeare` | Tiny Shakespeare, downloaded once |
 | `package_text` | text files that an installed Python distribution carries |
@@ -60,7 +60,7 @@ def open_validation_source(config: Any, *, cache_dir: Path) -> Source | None:
 def _open(config: Any, cache_dir: Path, tokenizer: Any) -> Source:
     match config.type:
         case "local_text":
-            keeps_bytes = getattr(tokenizer, "type", None) == "byte"
+            keeps_bytes = getattr(tokenizer, "type", None) == "byte" and config.encoding == "utf-8"
             replace = config.invalid_utf8 == "replace" and not keeps_bytes
             return open_local_text(config, replace_invalid=replace)
         case "jsonl" | "csv" | "parquet":

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ...errors import DataError
 from .cutting import cut
-from .files import InputFile, listed
+from .files import InputFile
+from .tally import Tally, counted, listed
 
 PIECE_TOKENS = 1 << 20
 """The most tokens in one piece of a pretokenized source."""
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Part of every signature; raised when the same files would give other pieces than before."""
 
 
@@ -35,86 +35,7 @@ class Piece:
     origin: str
     """Where it comes from, for error messages: a file, or a file and a line."""
     offset: int
-    """Offset of the first byte (or token) of `data` in what `origin` names (unpacked, when it was `.gz`)."""
-
-
-@dataclass
-class Tally:
-    """What one pass over a source met that a person should know."""
-
-    documents: int = 0
-    empty_documents: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-    first_malformed: str = ""
-    remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
-    spanning: int = 0
-    longest_span: tuple[int, str] = (0, "")
-    byte_order_marks: list[str] = field(default_factory=list)
-    utf16: list[str] = field(default_factory=list)
-    crlf: int = 0
-    replaced: int = 0
-    limit_reached: int | None = None
-
-    def skip(self, kind: str, reason: str) -> None:
-        """Count a record that is left out by the kind of its fault; the first reason is kept."""
-        self.skipped[kind] += 1
-        self.first_malformed = self.first_malformed or reason
-
-    def remark(self, what: str, place: str) -> None:
-        """Count something odd that was taken as it is; the first place is kept."""
-        count, first = self.remarks.get(what, (0, place))
-        self.remarks[what] = count + 1, first
-
-    def span(self, lines: int, place: str) -> None:
-        """Count a record that quotes carry over several lines; the longest is kept."""
-        self.spanning += 1
-        self.longest_span = max(self.longest_span, (lines, place), key=lambda span: span[0])
-
-    def skips(self) -> str:
-        """How many records were left out, by kind, the most frequent first; nothing when none was."""
-        if not self.skipped:
-            return ""
-        kinds = sorted(self.skipped.items(), key=lambda item: (-item[1], item[0]))
-        text = f"{counted(self.skipped.total(), 'record')} skipped: "
-        text += ", ".join(f"{number} {kind}" for kind, number in kinds)
-        return f"{text}; the first: {self.first_malformed}"
-
-    def sentences(self) -> list[str]:
-        """One short line per fact, in a fixed order."""
-        lines = []
-        if self.byte_order_marks:
-            lines.append(
-                f"stripped a UTF-8 byte order mark from the start of {listed(self.byte_order_marks)}"
-            )
-        if self.utf16:
-            lines.append(
-                f"{listed(self.utf16)}: looks like UTF-16, read as plain bytes (convert it to UTF-8?)"
-            )
-        if self.crlf:
-            lines.append(
-                f'{counted(self.crlf, "CR LF line end")} (kept, unless tokenizer.normalize has "newlines")'
-            )
-        if self.empty_documents:
-            lines.append(f"{counted(self.empty_documents, 'empty document')} skipped")
-        if self.skipped:
-            lines.append(self.skips())
-        if self.spanning:
-            lines.append(
-                f"{counted(self.spanning, 'record')} carried over several lines by quotes, the longest over "
-                f"{self.longest_span[0]} ({self.longest_span[1]}); if quotes are plain characters there, "
-                'set dataset.quote = "off"'
-            )
-        lines += [f"{what}: {count}, the first: {place}" for what, (count, place) in self.remarks.items()]
-        if self.replaced:
-            lines.append(f"{counted(self.replaced, 'invalid UTF-8 sequence')} replaced by U+FFFD")
-        if self.limit_reached is not None:
-            lines.append(f"stopped after max_records = {self.limit_reached}")
-        return lines
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 record`, `2 records`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Offset of the first byte (or token) of `data` in what `origin` names, unpacked and as UTF-8."""
 
 
 class Source(ABC):

@@ -45,7 +45,7 @@ def table_rows(
         )
 
     def read(file: InputFile, tally: Tally) -> Records:
-        with file.open_text(tally.byte_order_marks, tally.utf16) as (stream, _):
+        with file.open_text(tally, strict=False) as (stream, _):
             number, head = first_line(stream)
             used = delimiter or ("\t" if _TAB_SEPARATED.search(file.path.name) else ",")
             said = _EXCEL_DELIMITER.fullmatch(head)

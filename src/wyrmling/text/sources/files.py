@@ -1,22 +1,21 @@
-"""Finding and opening the files of a source: bytes only, `.gz` transparently, one line for every refusal."""
+"""Finding and opening the files of a source: known by what they hold, one line for every refusal."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import gzip
+import io
 import os
-import zlib
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from ...errors import DataError, StorageError, WyrmlingError
-
-CHUNK_BYTES = 1 << 18
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_SHOWN_NAMES = 3
+from .content import HEAD_BYTES, packing_by_name, packing_of, without_packing
+from .opening import CHUNK_BYTES, RAW, as_text, unpacked
+from .tally import Tally
 
 
 def shown(text: str | os.PathLike[str]) -> str:
@@ -27,13 +26,6 @@ def shown(text: str | os.PathLike[str]) -> str:
     with contextlib.suppress(UnicodeEncodeError):
         name = os.fsencode(name).decode("utf-8", "surrogateescape")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = len(names) - _SHOWN_NAMES
-    text = ", ".join(names[:_SHOWN_NAMES])
-    return f"{text} and {more} more" if more > 0 else text
 
 
 def refusal(name: str, error: OSError) -> WyrmlingError:
@@ -48,23 +40,38 @@ def refusal(name: str, error: OSError) -> WyrmlingError:
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of a source and the name it is shown by."""
+    """A file of a source, the name it is shown by, and how it is to be read.
+
+    encoding: what its text is written in; "raw": its bytes are taken as they are.
+    unpacked_limit: the most bytes that it may unpack to; None: see `unpacked`.
+    """
 
     path: Path
     name: str
+    encoding: str = "utf-8"
+    unpacked_limit: int | None = None
 
     @property
     def compressed(self) -> bool:
-        return self.path.name.lower().endswith(".gz")
+        """Whether its content is packed (False where it cannot be read: opening it says why)."""
+        if self.encoding == RAW:
+            return False
+        try:
+            with self._open_regular() as stream:
+                return packing_of(stream.peek(HEAD_BYTES)) is not None
+        except (OSError, WyrmlingError):
+            return False
 
     def size(self) -> int:
+        """Bytes on disk."""
         return self._stat().st_size
 
     def signature(self) -> dict[str, Any]:
-        """Absolute path, size in bytes, time of the last change in nanoseconds."""
+        """Absolute path, encoding, size in bytes, time of the last change in nanoseconds."""
         found = self._stat()
         return {
             "path": shown(os.path.abspath(self.path)),
+            "encoding": self.encoding,
             "size": found.st_size,
             "mtime_ns": found.st_mtime_ns,
         }
@@ -75,41 +82,80 @@ class InputFile:
         except OSError as error:
             raise refusal(self.name, error) from error
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        """The file's bytes, unpacked when its name ends in `.gz`; a fault in reading is one line."""
-        try:
-            with self.path.open("rb") as raw:
-                if self.compressed:
-                    with gzip.GzipFile(fileobj=raw) as unpacked:
-                        yield cast(BinaryIO, unpacked)
-                else:
-                    yield raw
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            reason = str(error).rstrip(".")
+    def _open_regular(self) -> io.BufferedReader:
+        """The file's own bytes; what is not a regular file is refused and never waited for."""
+        found = self._stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise DataError(f"{self.name}: is a folder, a file is needed")
+        if not stat.S_ISREG(found.st_mode):
             raise DataError(
-                f"{self.name}: damaged or cut short gzip file ({reason}); copy or pack it again"
-            ) from error
+                f"{self.name}: is {kind_of(found)}, not a file; save what it gives to a file first"
+            )
+        return io.BufferedReader(io.FileIO(self.path, "rb", opener=_without_waiting), CHUNK_BYTES)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[io.BufferedReader]:
+        """The file's content, unpacked but not decoded; it can be sought in where it is not packed.
+
+        Raises:
+            DataError: missing, no regular file, damaged or cut short, not packed in the way its name says.
+            StorageError: the system refuses.
+        """
+        try:
+            with self._open_regular() as stream:
+                if self.encoding == RAW:
+                    yield stream
+                    return
+                size = self.size()
+                head = stream.peek(HEAD_BYTES)
+                promised = packing_by_name(self.path.name)
+                if promised and head and packing_of(head) is None:
+                    raise DataError(
+                        f"{self.name}: is no {promised} file, though its name says so: fetch it again, or rename it"
+                    )
+                if head and not size:
+                    raise DataError(
+                        f"{self.name}: is made while it is read (as files in /proc); copy it first"
+                    )
+                yield unpacked(stream, self.name, size=size, limit=self.unpacked_limit)
         except OSError as error:
             raise refusal(self.name, error) from error
 
     @contextlib.contextmanager
-    def open_text(self, marks: list[str], utf16: list[str]) -> Iterator[tuple[BinaryIO, int]]:
-        """The stream after a leading UTF-8 byte order mark, if there is one, and the offset at which it
-        stands.
+    def open_text(self, tally: Tally, *, strict: bool = True) -> Iterator[tuple[BinaryIO, int]]:
+        """The file's text as a stream of UTF-8 and the offset at which it stands, see `as_text`.
 
-        The file's name is appended to `marks` when a mark was there, to `utf16` when it starts like UTF-16.
+        Raises:
+            DataError: as `open`; no plain text; bytes that are not in the file's encoding, where `strict`.
         """
         with self.open() as stream:
-            head = stream.read(len(BYTE_ORDER_MARK))
-            if head == BYTE_ORDER_MARK:
-                marks.append(self.name)
-                yield stream, len(head)
-                return
-            if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-                utf16.append(self.name)
-            stream.seek(0)
-            yield stream, 0
+            yield as_text(stream, self.name, self.encoding, tally, strict=strict)
+
+
+def kind_of(found: os.stat_result) -> str:
+    """What that is no regular file is, with its article."""
+    kinds = {
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+        stat.S_IFDIR: "a folder",
+    }
+    return kinds.get(stat.S_IFMT(found.st_mode), "something special")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open as `open` does, at once: also where a pipe has taken the place of the file."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def reading_options(config: Any) -> dict[str, Any]:
+    """The keys of a table that say how its files of text are read, as `find_files` and `InputFile` take them."""
+    limit = getattr(config, "max_unpacked_mb", None)
+    return {
+        "encoding": getattr(config, "encoding", "utf-8"),
+        "unpacked_limit": None if limit is None else limit << 20,
+    }
 
 
 def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
@@ -123,6 +169,8 @@ def find_files(
     *,
     key: str = "dataset.path",
     suffixes: tuple[str, ...],
+    encoding: str = "utf-8",
+    unpacked_limit: int | None = None,
 ) -> tuple[list[InputFile], list[str]]:
     """The files that a `path` setting stands for, in an order that no operating system or locale decides.
 
@@ -146,7 +194,7 @@ def find_files(
         for path in _expand(os.path.expanduser(os.fspath(entry)), key, suffixes):
             absolute = os.path.abspath(path)
             repeated += absolute in found
-            found.setdefault(absolute, InputFile(path, shown(path)))
+            found.setdefault(absolute, InputFile(path, shown(path), encoding, unpacked_limit))
     notes = [f"{repeated} files named more than once in {key} are read once"] if repeated else []
     return list(found.values()), notes
 
@@ -185,7 +233,7 @@ def _folder(folder: Path, key: str, suffixes: tuple[str, ...]) -> list[Path]:
         files += [
             Path(directory, name)
             for name in names
-            if name.lower().endswith(suffixes) and not name.startswith(".")
+            if without_packing(name).endswith(suffixes) and not name.startswith(".")
         ]
     if not files:
         raise DataError(f"{key}: no file in {shown(folder)} ends in {', '.join(suffixes)}")

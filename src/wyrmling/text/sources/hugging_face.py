@@ -6,13 +6,13 @@ The extra `hub` (huggingface_hub, and pyarrow for parquet) is needed only for wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, DataError
 from .base import Source
-from .files import InputFile, shown
+from .files import InputFile, reading_options, shown
 from .records import RecordFiles, choices, reader, rendering
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     render = rendering(config)
     read, settings = reader(config, config.format, render)
     if config.local_dir is not None:
-        files = _local_files(Path(config.local_dir).expanduser(), names, key)
+        folder = Path(config.local_dir).expanduser()
+        files = _local_files(folder, names, key, reading_options(config))
         notes: list[str] = []
     else:
         files, notes = _hub_files(config, names, cache_dir)
@@ -62,7 +63,7 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     )
 
 
-def _local_files(folder: Path, names: Sequence[str], key: str) -> list[InputFile]:
+def _local_files(folder: Path, names: Sequence[str], key: str, options: Mapping[str, Any]) -> list[InputFile]:
     if not folder.is_dir():
         raise DataError(f"dataset.local_dir: {shown(folder)}: no such folder")
     files = []
@@ -71,7 +72,7 @@ def _local_files(folder: Path, names: Sequence[str], key: str) -> list[InputFile
         if not path.is_file():
             reason = "is a folder, a file is needed" if path.is_dir() else "no such file"
             raise DataError(f"dataset.{key}: {shown(path)}: {reason}")
-        files.append(InputFile(path, shown(path)))
+        files.append(InputFile(path, shown(path), **options))
     return files
 
 
@@ -89,7 +90,7 @@ def _hub_files(
     for name in names:
         path, from_cache = _download(hf_hub_download, config, name, cache_dir / "huggingface", token)
         shown_name = shown(f"{config.repo_id}/{name}")
-        files.append(InputFile(path, shown_name))
+        files.append(InputFile(path, shown_name, **reading_options(config)))
         if from_cache:
             cached.append(shown_name)
     notes = [f"the hub did not answer; taken from the cache: {', '.join(cached)}"] if cached else []

@@ -40,7 +40,7 @@ def json_records() -> Reader:
         decoder = json.JSONDecoder(
             object_pairs_hook=to_object, parse_int=_integer, parse_float=Number, parse_constant=float
         )
-        with file.open_text(tally.byte_order_marks, tally.utf16) as (stream, _):
+        with file.open_text(tally, strict=False) as (stream, _):
             number, head = first_line(stream)
             if re.match(rb"\s*\[\s*([{\]]|$)", head):
                 found = _array_values(chain([head], chunks_of(stream)), decoder, number, file.name)

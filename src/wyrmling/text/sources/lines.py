@@ -18,7 +18,7 @@ def text_lines(field: str) -> Reader:
     """A reader of plain text: each line that is not blank is a record of one field, its line end left out."""
 
     def read(file: InputFile, tally: Tally) -> Records:
-        with file.open_text(tally.byte_order_marks, tally.utf16) as (stream, _):
+        with file.open_text(tally, strict=False) as (stream, _):
             for number, line in numbered_lines(stream):
                 if line is None:
                     yield f"{file.name}:{number}", too_long()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ..utf8 import Repair
 from .base import Piece, Source, Tally, text_document
 from .cutting import cut
-from .files import InputFile, chunks_of, find_files
+from .files import InputFile, chunks_of, find_files, reading_options
 
 if TYPE_CHECKING:
     from ...config.schema.sources import LocalTextSource
 
-SUFFIXES = (".txt", ".md", ".text", ".txt.gz", ".md.gz", ".text.gz")
-"""What a folder is searched for."""
+SUFFIXES = (".txt", ".md", ".text")
+"""What a folder is searched for, packed or not."""
 
 Splitter = Callable[[Iterator[bytes], Tally, str, int], Iterator[Piece]]
 
@@ -50,7 +50,7 @@ class TextFiles(Source):
 
     def _read(self, tally: Tally) -> Iterator[Piece]:
         for file in self.files:
-            with file.open_text(tally.byte_order_marks, tally.utf16) as (stream, offset):
+            with file.open_text(tally, strict=not self._replace_invalid) as (stream, offset):
                 chunks = chunks_of(stream)
                 repair = Repair()
                 if self._replace_invalid:
@@ -61,7 +61,7 @@ class TextFiles(Source):
 
 def open_local_text(config: LocalTextSource, *, replace_invalid: bool) -> Source:
     """The source of a `local_text` table."""
-    files, notes = find_files(config.path, suffixes=SUFFIXES)
+    files, notes = find_files(config.path, suffixes=SUFFIXES, **reading_options(config))
     return TextFiles(
         "local_text", files, documents=config.documents, replace_invalid=replace_invalid, notes=notes
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, DataError
 from .base import Piece, Source, Tally, whole_document
 from .delimited import table_rows
-from .files import InputFile, find_files
+from .files import InputFile, find_files, reading_options
 from .json_values import json_records
 from .lines import text_lines
 from .parquet import parquet_rows
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ...config.schema.sources import CsvSource, JsonLinesSource, ParquetSource, RecordKeys
 
 SUFFIXES = {
-    "jsonl": (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"),
-    "csv": (".csv", ".tsv", ".tab", ".csv.gz", ".tsv.gz", ".tab.gz"),
+    "jsonl": (".jsonl", ".ndjson"),
+    "csv": (".csv", ".tsv", ".tab"),
     "parquet": (".parquet",),
 }
-"""What a folder is searched for."""
+"""What a folder is searched for, packed or not."""
 
 
 class RecordFiles(Source):
@@ -83,7 +83,7 @@ def open_records(config: JsonLinesSource | CsvSource | ParquetSource) -> Source:
     """The source of a `jsonl`, `csv` or `parquet` table."""
     render = rendering(config)
     read, settings = reader(config, config.type, render)
-    files, notes = find_files(config.path, suffixes=SUFFIXES[config.type])
+    files, notes = find_files(config.path, suffixes=SUFFIXES[config.type], **reading_options(config))
     return RecordFiles(
         config.type, files, read=read, render=render, settings=settings, notes=notes, **choices(config)
     )

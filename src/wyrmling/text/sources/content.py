@@ -1,0 +1,213 @@
+"""What the first bytes of a file say it is: packed, a format that is no text, text in another encoding, binary.
+
+A name proves nothing, and a few odd bytes prove nothing either: a format counts only where its mark could not
+begin a text, or where what follows the mark is no text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+
+HEAD_BYTES = 1 << 16
+"""How much of the beginning of a file is looked at."""
+
+CONTROLS = bytes([*range(0x09), 0x0B, *range(0x0E, 0x1B), *range(0x1C, 0x20), 0x7F])
+"""Bytes that plain text does not hold: NUL and control characters (tab, line ends, form feed and escape it may)."""
+
+_FEW_CONTROLS = 8
+_UTF16_MARKS = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+_UTF32_MARKS = {codecs.BOM_UTF32_LE: "utf-32-le", codecs.BOM_UTF32_BE: "utf-32-be"}
+
+PACKINGS = {
+    "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]"),
+    "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "lzma": re.compile(rb"\x5d\x00\x00[\x00-\xff]{2}(?:\xff{8}|[\x00-\xff]{5}\x00{3})", re.DOTALL),
+    "zstd": re.compile(rb"(?:\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18)"),
+}
+"""Packings that are undone, and how each begins."""
+
+_PACKED_NAMES = {
+    ".gz": "gzip",
+    ".bz2": "bzip2",
+    ".xz": "xz",
+    ".lzma": "lzma",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+}
+
+_TOKENS = 'dataset.type = "pretokenized" reads it'
+_UNPACK = "unpack it"
+_PLAIN = "save its text as a plain text file"
+_CONVERT = "convert it to text, JSON lines or parquet"
+_NO_TEXT = "name files of text only"
+
+# (where the mark stands, the mark, what it is, what to do). Marks that a text may begin with are below.
+_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"\x93NUMPY", "a NumPy array", _TOKENS),
+    (0, b"MMIDIDX\0", "an index of Megatron token files", _TOKENS),
+    (0, b"\x88\xd8\x34\x01\x01\0\0\0", "token ids in the format of llm.c", _TOKENS),
+    (0, b"\xa1\xd9\x34\x01", "token ids in the format of llm.c", _TOKENS),
+    (0, b"LITPKDS\x01\0", "token ids in the format of LitGPT", _TOKENS),
+    (0, b"WYRMTOKS\x01\0", "a token file of this program's cache", "name the text that it was made from"),
+    (0, b"PK\x05\x06\0\0", "an empty zip archive", _UNPACK),
+    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office document (.doc, .xls or .ppt)", _PLAIN),
+    (0, b"SQLite format 3\0", "an SQLite database", _CONVERT),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", _CONVERT),
+    (0, b"\x7fELF", "a program (ELF)", _NO_TEXT),
+    (0, b"\0asm", "a program (WebAssembly)", _NO_TEXT),
+    (0, b"\xca\xfe\xba\xbe\0", "a program (Java or Mach-O)", _NO_TEXT),
+    (0, b"\xcf\xfa\xed\xfe", "a program (Mach-O)", _NO_TEXT),
+    (0, b"\x89PNG\r\n\x1a\n", "an image (PNG)", _NO_TEXT),
+    (0, b"\xff\xd8\xff", "an image (JPEG)", _NO_TEXT),
+    (0, b"II*\0", "an image (TIFF)", _NO_TEXT),
+    (0, b"MM\0*", "an image (TIFF)", _NO_TEXT),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
+    (0, b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
+    (0, b"\x04\x22\x4d\x18", "packed with LZ4", _UNPACK),
+    (0, b"\xff\x06\0\0sNaPpY", "packed with Snappy", _UNPACK),
+    (0, b"LZIP\x01", "packed with lzip", _UNPACK),
+    (0, b"ARROW1\0\0", "an Arrow file (Feather)", "convert it to parquet or JSON lines"),
+    (0, b"Obj\x01", "an Avro file", "convert it to parquet or JSON lines"),
+    (0, b"PACK\0\0\0", "a pack of a Git repository", _NO_TEXT),
+)
+
+# Marks that a text may begin with by accident: they count only where what follows is no text.
+_WEAK_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
+    (0, b"PAR1", "a parquet file", 'dataset.type = "parquet" reads it'),
+    (0, b"FEA1", "a Feather file", "convert it to parquet or JSON lines"),
+    (0, b"\xff\xff\xff\xff", "an Arrow stream or other binary data", "convert it to parquet or JSON lines"),
+    (0, b"ORC", "an ORC file", "convert it to parquet or JSON lines"),
+    (257, b"ustar", "a tar archive", _UNPACK),
+    (0, b"\x1f\x9d", "packed with compress (.Z)", _UNPACK),
+    (0, b"!<arch>\n", "an archive of the linker (ar)", _NO_TEXT),
+    (0, b"MZ", "a program (Windows)", _NO_TEXT),
+    (0, b"GIF8", "an image (GIF)", _NO_TEXT),
+    (0, b"BM", "an image (BMP)", _NO_TEXT),
+    (0, b"8BPS", "an image (Photoshop)", _NO_TEXT),
+    (0, b"RIFF", "a sound, image or film (RIFF)", _NO_TEXT),
+    (0, b"OggS", "a sound (Ogg)", _NO_TEXT),
+    (0, b"ID3", "a sound (MP3)", _NO_TEXT),
+    (0, b"fLaC", "a sound (FLAC)", _NO_TEXT),
+    (4, b"ftyp", "a film or sound (MP4)", _NO_TEXT),
+    (0, b"GGUF", "weights of a model (GGUF)", _NO_TEXT),
+    (0, b"%!PS-Adobe", "a PostScript document", _PLAIN),
+)
+_PDF = re.compile(rb"%PDF-\d\.\d[ \t]*[\r\n]")
+_NOT_IN_TEXTS = ("Cc", "Cn", "Co", "Cs")
+_WIDE_PUNCTUATION = "\u3000\u3001\u3002\u300c\u300d\uff01\uff08\uff09\uff0c\uff1a\uff1f"
+_ZIP = re.compile(rb"PK(?:00PK)?\x03\x04[\x00-\x64]\x00")
+_ZIP_MEMBER = re.compile(rb"PK\x03\x04.{22}(.{2})(.{2})", re.DOTALL)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]", re.DOTALL)
+_SAFETENSORS = re.compile(rb".{5}\x00{3}\{\s*\"", re.DOTALL)
+
+
+def packing_of(head: bytes) -> str | None:
+    """The name of the packing that data which begins with `head` is in, None where it is not packed."""
+    return next((name for name, begins in PACKINGS.items() if begins.match(head)), None)
+
+
+def packing_by_name(name: str) -> str | None:
+    """The packing that the ending of a file's name promises."""
+    return next((packing for end, packing in _PACKED_NAMES.items() if name.lower().endswith(end)), None)
+
+
+def without_packing(name: str) -> str:
+    """A file's name in lower case, without the ending that its packing gave it: `A.txt.gz` is `a.txt`."""
+    lower = name.lower()
+    return next((lower[: -len(end)] for end in _PACKED_NAMES if lower.endswith(end)), lower)
+
+
+def format_of(head: bytes) -> tuple[str, str] | None:
+    """The known format, and what to do about it, of data that is no text; None where it may be text."""
+    if _ZIP.match(head):
+        return _zip(head)
+    for place, mark, what, remedy in _MARKS:
+        if head.startswith(mark, place):
+            return what, remedy
+    if _SAFETENSORS.match(head):
+        return "tensors (safetensors)", _NO_TEXT
+    binary = is_binary(head) or is_binary(head[:512])
+    if _PDF.match(head) and (binary or b" obj" in head):
+        return "a PDF document", _PLAIN
+    if _PICKLE.match(head) and (binary or count_controls(head[:32]) > 2):
+        return "a Python pickle (which is never loaded)", "save its content as text, JSON lines or .npy"
+    for place, mark, what, remedy in _WEAK_MARKS:
+        if binary and head.startswith(mark, place):
+            return what, remedy
+    return None
+
+
+def _zip(head: bytes) -> tuple[str, str]:
+    """What kind of zip archive it is, by the names of its first members."""
+    names = []
+    for member in _ZIP_MEMBER.finditer(head):
+        length = int.from_bytes(member[1], "little")
+        names.append(head[member.end() : member.end() + length])
+    first = names[0] if names else b""
+    if any(name.startswith((b"word/", b"xl/", b"ppt/")) or name == b"[Content_Types].xml" for name in names):
+        return "an Office document (.docx, .xlsx or .pptx)", _PLAIN
+    if first == b"mimetype":
+        return ("an e-book (EPUB)" if b"application/epub" in head[:128] else "an OpenDocument file"), _PLAIN
+    if any(name.endswith(b"data.pkl") for name in names):
+        return "tensors of PyTorch (which are never loaded here)", _NO_TEXT
+    if first.endswith(b".npy"):
+        return "an archive of NumPy arrays (.npz)", "save each array with numpy.save"
+    return "a zip archive", _UNPACK
+
+
+def is_binary(data: bytes) -> bool:
+    """Whether there are more control characters (see `CONTROLS`) than a text has by accident."""
+    controls = count_controls(data)
+    return controls > _FEW_CONTROLS and controls * 100 > len(data)
+
+
+def count_controls(data: bytes) -> int:
+    """How many bytes are of `CONTROLS`."""
+    return len(data) - len(data.translate(None, CONTROLS))
+
+
+def wide_encoding(head: bytes) -> str | None:
+    """The UTF-16 or UTF-32 encoding, with its byte order, that a text is in; None where it is in none of them.
+
+    With a byte order mark, what follows must decode, and not be UTF-8 as it stands; without one, it must hold NUL
+    and decode to what texts are made of.
+    """
+    for marks in (_UTF32_MARKS, _UTF16_MARKS):
+        for mark, name in marks.items():
+            rest = head[len(mark) :]
+            plain = is_utf8(rest) and not {*b" \n"}.isdisjoint(rest)
+            if head.startswith(mark) and _decoded(rest, name) is not None and not plain:
+                return name
+    if b"\0" not in head:
+        return None
+    likeness = {name: _likeness(head, name) for name in (*_UTF32_MARKS.values(), *_UTF16_MARKS.values())}
+    best = max(likeness, key=lambda name: likeness[name])
+    return best if likeness[best] else None
+
+
+def is_utf8(head: bytes) -> bool:
+    """Whether it is UTF-8 without NUL, and not empty; a character that the end of the head cuts is no fault."""
+    return bool(head) and b"\0" not in head and _decoded(head, "utf-8") is not None
+
+
+def _decoded(head: bytes, encoding: str) -> str | None:
+    """The text of the head, without a character that its end cuts; None where it is not in this encoding."""
+    try:
+        return codecs.getincrementaldecoder(encoding)().decode(head)
+    except UnicodeDecodeError:
+        return None
+
+
+def _likeness(head: bytes, encoding: str) -> float:
+    """The share of spaces, ASCII characters and wide punctuation, of which numbers and texts in a wrong byte order
+    have next to none; 0 where there are too few, or too many characters that texts do not hold.
+    """
+    text = _decoded(head[:4096], encoding)
+    if not text:
+        return 0.0
+    strange = sum(c not in "\t\n\r\f" and unicodedata.category(c) in _NOT_IN_TEXTS for c in text)
+    common = sum(" " <= c <= "~" or c in "\t\n\r" or c in _WIDE_PUNCTUATION for c in text)
+    return common / len(text) if strange * 20 <= len(text) and common * 50 >= len(text) else 0.0
