@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sys
 import traceback
@@ -13,13 +12,13 @@ import typer
 
 from ._version import __version__
 from .errors import WyrmlingError
+from .files import refusal
 from .watch.streams import silence
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 DEFECT = 1
 REFUSED = 4
-_REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 _USAGE_ERROR = typer.BadParameter.__bases__[0]
 
 
@@ -27,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (those of the process unless given) and return its exit code.
 
     0 done; 1 a defect of this program, with a traceback; 2 the user's mistake; 3 training diverged; 4 the
-    machine refused; 130 interrupted; 141 the reader of the output went away. See `wyrmling.errors`.
+    machine refused; 129, 130, 143 ended by a signal; 141 the reader of the output went away. See `wyrmling.errors`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     _share_the_processor()
@@ -73,19 +72,19 @@ def _explain(error: BaseException, words: Sequence[str]) -> int:
             traceback.print_exception(error)
         _say(f"error: {_one_line(str(error))}")
         return error.exit_code
-    if (refusal := _refusal(error)) is not None:
+    if (reason := _refused(error)) is not None:
         silence(sys.stdout)
-        _say(f"error: {refusal}")
+        _say(f"error: {reason}")
         return REFUSED
     traceback.print_exception(error)
     _say(f"error: a defect of wyrmling {__version__}; please report it with the lines above")
     return DEFECT
 
 
-def _refusal(error: BaseException) -> str | None:
-    """What the machine refused, when that is what the error means: space, permission, memory."""
-    if isinstance(error, OSError) and error.errno in _REFUSALS:
-        return f"{error.filename or 'the output'}: {os.strerror(error.errno)}"
+def _refused(error: BaseException) -> str | None:
+    """What the machine refused, when that is what the error means: a place that cannot be used, memory."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{error.filename or 'the output'}: {refusal(error)}"
     text = _one_line(str(error))
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if out_of_memory or (isinstance(error, RuntimeError) and "t allocate memory" in text):

@@ -8,8 +8,10 @@ is wrong, where (file, key, line), and what to do. The command prints it without
     1    a defect of this program (a traceback is shown: please report it)
     2    the user's mistake: configuration, data, command line, checkpoint
     3    training diverged: a loss or a gradient is not finite; the last good checkpoint is untouched
-    4    the machine refused: no space, no memory, no permission
+    4    the machine refused: no space, no memory, no permission, a place that cannot be used
+    129  stopped by SIGHUP (the terminal is gone) after the step was finished and saved
     130  stopped by SIGINT (Ctrl-C) after the step was finished and saved
+    141  whoever read the output has closed it
     143  stopped by SIGTERM after the step was finished and saved
 """
 
@@ -47,6 +49,6 @@ class DivergedError(WyrmlingError):
 
 
 class StorageError(WyrmlingError):
-    """The file system refused: no space left, no permission, read-only."""
+    """The file system refused: no space left, no permission, read-only, a place that cannot be used."""
 
     exit_code = 4

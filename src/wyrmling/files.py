@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import threading
@@ -30,30 +31,62 @@ SEAL = "sha256"
 
 _LARGEST_RECORD = 256 << 20  # bytes of a JSON record; the largest that the program writes are manifests
 
-_REFUSALS = {
+_REASONS = {
     errno.ENOSPC: "no space left on the device",
     errno.EDQUOT: "the disk quota is used up",
     errno.EFBIG: "the file would be larger than the limit on file size",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
     errno.EPERM: "operation not permitted",
+    errno.ENOENT: "there is no such folder, or it was removed meanwhile",
+    errno.ENOTDIR: "a part of the path is not a folder",
+    errno.EISDIR: "it is a folder",
+    errno.ELOOP: "its symbolic links go in a circle",
+    errno.ENAMETOOLONG: "the name is too long",
 }
+_NOT_A_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
+_TEMPORARY_NAME = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(.+)-\d+-\d+")
 
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the file system's refusals inside the block into one line that names `path`.
+    """Turn what the file system refuses inside the block into one line that names `path`, or the part of it to blame.
 
     Raises:
-        StorageError: no space, quota, file size limit, read-only, permission.
+        StorageError: no space, quota, read-only, permission, a place that is no folder or is gone, a failing device.
     """
     try:
         yield
     except OSError as error:
-        reason = _REFUSALS.get(error.errno or 0)
-        if reason is None:
+        if error.errno is None:
             raise
-        raise StorageError(f"cannot write {error.filename or path}: {reason}") from error
+        named = error.filename if isinstance(error.filename, str) else str(path)
+        place = _TEMPORARY_NAME.sub(
+            r"\1", named
+        )  # what is being written is known by the name that it will have
+        raise StorageError(f"cannot write {place}: {refusal(error)}") from error
+
+
+def refusal(error: OSError) -> str:
+    """Why the file system refused, in words."""
+    return _REASONS.get(error.errno or 0) or os.strerror(error.errno or 0).lower()
+
+
+def make_folder(path: Path, remedy: str = "choose another place") -> None:
+    """Make a folder, and those around it, where they are missing.
+
+    Raises:
+        StorageError: something else has the name of one of them, or the file system refused.
+    """
+    with storage_errors(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno not in _NOT_A_FOLDER:
+                raise
+            blocking = next((place for place in (path, *path.parents) if os.path.lexists(place)), path)
+            raise StorageError(f"{blocking} is not a folder and none can be made there; {remedy}") from error
 
 
 def temporary_sibling(path: Path) -> Path:
@@ -62,25 +95,37 @@ def temporary_sibling(path: Path) -> Path:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names inside a directory durable (a no-op where directories cannot be opened)."""
+    """Make the names inside a directory durable (a no-op where directories cannot be opened or made so)."""
     if os.name == "nt":
         return
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
     """Write a file so that it appears whole, durable, or not at all. Text is UTF-8 with LF line ends.
 
+    A symbolic link keeps leading where it leads, to the new content. What exists and is no regular file (a device,
+    a pipe) cannot be replaced, and is written as it is.
+
     Raises:
         StorageError: the file system refused; the old content, if any, is untouched.
     """
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = temporary_sibling(path)
+    # a name that is not UTF-8 is kept in pairs of a text that has no UTF-8 form: what holds one is told by escapes
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with storage_errors(path):
+        path = Path(os.path.realpath(path)) if path.is_symlink() else path
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
+        temporary = temporary_sibling(path)
         try:
             with open(temporary, "wb") as file:
                 file.write(data)

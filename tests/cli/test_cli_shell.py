@@ -166,7 +166,7 @@ def test_a_callback_that_fails_shows_where(
         (typer.Exit(7), 7, ""),
         (SystemExit(5), 5, ""),
         (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
-        (PermissionError(errno.EACCES, "x", "/some/file"), 4, "error: /some/file: Permission denied\n"),
+        (PermissionError(errno.EACCES, "x", "/some/file"), 4, "error: /some/file: permission denied\n"),
     ],
 )
 def test_endings_that_are_no_errors_of_the_program(
@@ -235,7 +235,7 @@ def test_output_to_a_full_disk_is_the_machines_refusal() -> None:
             [sys.executable, "-m", "wyrmling", "--version"], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert child.returncode == 4
-    assert child.stderr == "error: the output: No space left on device\n"
+    assert child.stderr == "error: the output: no space left on the device\n"
 
 
 def test_the_module_runs_as_the_command(tmp_path: Path) -> None:

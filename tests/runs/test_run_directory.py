@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 
 from wyrmling.config import Config
 from wyrmling.errors import CheckpointError, ConfigError, StorageError
-from wyrmling.runs import RunDirectory, create_run, find_run, latest_run, run_names, run_root
+from wyrmling.runs import RunDirectory, create_run, find_run, latest_run, names, run_names, run_root
 
 
 def config(**run_layout: object) -> Config:
@@ -216,6 +217,52 @@ def test_two_processes_do_not_write_one_run_and_death_gives_it_back(root: Path) 
         pass
     with run.lock():
         pass
+
+
+@pytest.mark.parametrize("settings", [{}, {"name": "x"}, {"category": "inner"}])
+@pytest.mark.parametrize("kind", ["a file", "below a file", "a dangling link", "a link that leads to itself"])
+def test_a_root_that_is_no_folder_is_named(root: Path, settings: dict[str, str], kind: str) -> None:
+    """Whatever name the run gets: one refusal, not one for each name that could be made up."""
+    place = root.with_name("place")
+    if "file" in kind:
+        place.write_text("")
+    else:
+        place.symlink_to(place if "itself" in kind else root.with_name("nowhere"))
+    base = place / "runs" if "below" in kind else place
+    with pytest.raises(StorageError, match=r"place is not a folder and none can be made there"):
+        create_run(config(base_dir=str(base), **settings))
+
+
+def test_a_category_that_is_a_file_is_named(root: Path) -> None:
+    root.mkdir()
+    (root / "inner").write_text("")
+    with pytest.raises(StorageError, match="inner is not a folder"):
+        create_run(config(category="inner"))
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENAMETOOLONG, errno.EXDEV]
+)
+def test_what_refuses_a_folder_is_told_once(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(StorageError) as caught:
+        create_run(config(), lambda run: (run.path / "a").write_text(""))
+    assert "\n" not in str(caught.value)
+    assert ".tmp-" not in str(caught.value)
+    assert not [entry for entry in root.iterdir() if entry.is_dir()]
+
+
+def test_names_are_tried_a_bounded_number_of_times(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "random_name", lambda: "the-only-one")
+    monkeypatch.setattr("wyrmling.runs.names.time.time", lambda: 5.0)
+    for second in range(5, 5 + names.TRIES):
+        (root / f"run-{second}").mkdir(parents=True)
+    create_run(config())
+    with pytest.raises(StorageError, match="no name for a new run is free"):
+        create_run(config())
 
 
 @pytest.mark.parametrize("act", [lambda: create_run(config()), lambda: create_run(config(name="x"))])

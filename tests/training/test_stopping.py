@@ -87,14 +87,38 @@ def test_the_patience_survives_an_interruption(tiny_config: Make) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent differently there")
-def test_the_first_signal_asks_and_the_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_the_first_signal_asks_and_the_handlers_are_put_back(name: str) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
     control = Control()
     with stop_on_signals(control) as interrupt:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert control.stop_requested
-        assert interrupt.exit_code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+        assert (control.reason, interrupt.exit_code) == (name, 128 + number)
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
+@pytest.mark.parametrize("after", ["SIGHUP SIGHUP", "SIGHUP SIGTERM", "SIGTERM SIGHUP SIGHUP"])
+def test_a_terminal_that_goes_away_says_so_several_times(after: str) -> None:
+    """The kernel and the shell both send SIGHUP, a session's end SIGTERM too: no reason to leave without saving."""
+    with stop_on_signals(Control()) as interrupt:
+        for name in after.split():
+            os.kill(os.getpid(), signal.Signals[name])
+        assert interrupt.exit_code == 128 + signal.Signals[after.split()[0]]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGHUP")
+def test_a_hangup_that_the_process_was_told_to_ignore_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        control = Control()
+        with stop_on_signals(control):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not control.stop_requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_other_threads_take_no_signals() -> None:

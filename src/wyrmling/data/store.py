@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from ..errors import DataError, StorageError
-from ..files import TEMPORARY_PREFIX, publish, storage_errors, temporary_sibling
+from ..errors import DataError
+from ..files import TEMPORARY_PREFIX, make_folder, publish, storage_errors, temporary_sibling
 from ..text.sources import Piece, Source
 from ..text.tokenizers import Tokenizer
 from .encoding import Encoder, Progress
@@ -233,13 +233,8 @@ def locked(path: Path) -> Iterator[None]:
         StorageError: the folder cannot be made or written.
     """
     lock = FileLock(f"{path}.lock")
+    make_folder(path.parent, "choose another dataset.cache_dir")
     with storage_errors(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise StorageError(
-                f"{path.parent} is not a folder and none can be made there; choose another dataset.cache_dir"
-            ) from error
         lock.acquire()
     try:
         for leftover in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):

@@ -29,8 +29,15 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..config.load import recorded_config
 from ..config.paths import run_folder, run_root
-from ..errors import CheckpointError, ConfigError
-from ..files import TEMPORARY_PREFIX, storage_errors, sync_directory, temporary_sibling, write_atomically
+from ..errors import CheckpointError, ConfigError, StorageError
+from ..files import (
+    TEMPORARY_PREFIX,
+    make_folder,
+    storage_errors,
+    sync_directory,
+    temporary_sibling,
+    write_atomically,
+)
 from . import records
 from .environment import RUN_NAME_VARIABLE, given_run
 from .names import candidate_names, checked_name
@@ -172,13 +179,13 @@ def create_run(config: Config, fill: Fill | None = None) -> RunDirectory:
         path, name, root = place
         try:
             return _create(path, name, fill, root)
-        except FileExistsError:
+        except _Taken:
             raise _taken(path) from None
     root, folder = run_root(config), run_folder(config)
     for name in candidate_names():
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(_Taken):
             return _create(folder / name, name, fill, root)
-    raise AssertionError("candidate names do not end")
+    raise StorageError(f"no name for a new run is free in {folder}: give one with run_layout.name")
 
 
 def refuse_taken(config: Config) -> None:
@@ -188,7 +195,7 @@ def refuse_taken(config: Config) -> None:
         ConfigError: as `create_run`.
     """
     place = _fixed_place(config)
-    if place is not None and place[0].exists():
+    if place is not None and os.path.lexists(place[0]):
         raise _taken(place[0])
 
 
@@ -243,14 +250,15 @@ def _taken(path: Path) -> ConfigError:
     )
 
 
+class _Taken(Exception):
+    """Something has the name of the new run already."""
+
+
 def _create(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirectory:
+    make_folder(path.parent, "choose another folder for the runs")
     with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        if fill is None:
-            path.mkdir()
-        else:
-            _fill_and_claim(path, name, fill)
+        _fill_and_claim(path, name, fill)
         for folder in path.parents:
             sync_directory(folder)
             if folder == root:
@@ -261,23 +269,26 @@ def _create(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirector
     return RunDirectory(path, name)
 
 
-def _fill_and_claim(path: Path, name: str, fill: Fill) -> None:
+def _fill_and_claim(path: Path, name: str, fill: Fill | None) -> None:
     """Fill a directory, then give it its name; of two processes that want one name, one gets it.
 
     Raises:
-        FileExistsError: the other one did (a directory that is not empty cannot be renamed over).
+        _Taken: the other one did (a directory that is not empty cannot be renamed over).
     """
-    if path.exists():
-        raise FileExistsError(path)
+    if os.path.lexists(path):
+        raise _Taken
     temporary = temporary_sibling(path)
     try:
+        if fill is None:
+            path.mkdir()
+            return
         temporary.mkdir()
         fill(RunDirectory(temporary, name))
         sync_directory(temporary)
         os.rename(temporary, path)
     except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and path.exists():
-            raise FileExistsError(path) from error
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(path):
+            raise _Taken from error
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

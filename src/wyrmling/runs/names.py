@@ -44,13 +44,12 @@ def random_name() -> str:
 
 
 def candidate_names() -> Iterator[str]:
-    """Names to try for a new run: 64 random ones, then `run-<seconds since 1970>`, counted up without end."""
+    """Names to try for a new run: 64 random ones, then 64 of the form `run-<seconds since 1970>`, counted up."""
     for _ in range(TRIES):
         yield random_name()
     second = int(time.time())
-    while True:
-        yield f"run-{second}"
-        second += 1
+    for later in range(TRIES):
+        yield f"run-{second + later}"
 
 
 def checked_name(name: str, origin: str) -> str:

@@ -20,7 +20,7 @@ from ..config.launching import LAUNCH_KEYS, to_go_on
 from ..config.load import recorded_config
 from ..config.toml import toml_value
 from ..errors import CheckpointError, ConfigError, DataError, WyrmlingError
-from ..files import storage_errors
+from ..files import make_folder
 from ..runs import RunDirectory
 from ..runs.bundle_state import FILE, BundleState, StageRecord, read_bundle_state
 from ..runs.directory import locked
@@ -74,7 +74,7 @@ class BundleResult:
     Attributes:
         runs: of the stages that are finished, in order.
         last: the result of the last stage that ran; None when there was nothing to do.
-        exit_code: 0, or 130 / 143 when a signal stopped a stage.
+        exit_code: 0, or 129 / 130 / 143 when a signal stopped a stage.
     """
 
     runs: dict[str, RunDirectory] = field(default_factory=dict)
@@ -138,8 +138,7 @@ def run_bundle(
             f"there is no stage {stop_after!r} in this bundle; its stages are {', '.join(names)}"
         )
     plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
-    with storage_errors(bundle.folder):
-        bundle.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(bundle.folder, "choose another folder for the runs")
     with locked(bundle.folder):
         plan = plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
         state = read_bundle_state(bundle.folder) or BundleState(bundle.name)

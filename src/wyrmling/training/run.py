@@ -48,7 +48,7 @@ class TrainResult:
         reason: "finished", "early stopping", or who stopped it.
         loss: training loss of the last logged steps, nats per token; None when nothing ran.
         validation_loss: of the last validation; None without one.
-        exit_code: 0, or 130 / 143 after SIGINT / SIGTERM.
+        exit_code: 0, or 129 / 130 / 143 after SIGHUP / SIGINT / SIGTERM.
         model, tokenizer: ready for use.
         finished: whether nothing is left to do: the last step or early stopping, now or earlier.
         profile: the profile that was written; None where none was asked for.

@@ -14,7 +14,10 @@ from ..checkpoint import is_better
 from ..config.schema.training import EarlyStopping
 from ..watch.events import Control
 
-SIGNALS = {signal.SIGINT: "SIGINT", signal.SIGTERM: "SIGTERM"}
+_HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
+SIGNALS = {int(signal.SIGINT): "SIGINT", int(signal.SIGTERM): "SIGTERM"}
+if _HANGUP is not None:
+    SIGNALS[_HANGUP] = "SIGHUP"
 
 
 class Interrupt:
@@ -25,26 +28,31 @@ class Interrupt:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number (130 for SIGINT, 143 for SIGTERM); 0 without a signal."""
+        """128 + the signal's number (129 SIGHUP, 130 SIGINT, 143 SIGTERM); 0 without a signal."""
         return 0 if self.signal is None else 128 + self.signal
 
 
 @contextlib.contextmanager
 def stop_on_signals(control: Control) -> Iterator[Interrupt]:
-    """Inside the block, SIGINT and SIGTERM ask `control` to stop; a second one ends the process at once.
+    """Inside the block, SIGINT, SIGTERM and SIGHUP ask `control` to stop; a second one ends the process at once.
 
+    Not where one of the two is SIGHUP: a terminal that goes away sends several, and SIGTERM behind them.
     Outside the main thread, where Python cannot take signals, the block changes nothing.
     """
     interrupt = Interrupt()
+    insistent = 0
     if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if interrupt.signal is not None:
+        nonlocal insistent
+        insistent += number != _HANGUP
+        if insistent > 1:
             os._exit(128 + number)
-        interrupt.signal = number
-        control.stop(SIGNALS[signal.Signals(number)])
+        if interrupt.signal is None:
+            interrupt.signal = number
+            control.stop(SIGNALS[number])
 
     # a signal that this process was told to ignore (nohup, a job in the background) stays ignored
     taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]

@@ -15,7 +15,7 @@ from typing import Any
 from ..config import Config
 from ..config.schema import DEFAULT_ORIGIN
 from ..errors import CheckpointError
-from ..files import publish, storage_errors, temporary_sibling, write_atomically
+from ..files import make_folder, publish, storage_errors, temporary_sibling, write_atomically
 from ..runs import RunDirectory
 from . import page, quantities
 from .curves import Chart, charts_of, draw_png, draw_svg
@@ -54,7 +54,7 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
     ]
     name = figures.name or run_directory.name
     html = page.page(name, _lead(figures), [part for part in sections if part])
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     write_atomically(target, html)
     return target
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ..._version import __version__
 from ...errors import ConfigError, DataError
-from ...files import publish, sha256_of, storage_errors, temporary_sibling
+from ...files import make_folder, publish, sha256_of, storage_errors, temporary_sibling
 from .base import Source
 from .files import InputFile, refusal, shown
 from .local import TextFiles
@@ -83,8 +83,7 @@ def _download(url: str, path: Path, genuine: bool, opener: Opener) -> None:
     by_hand = f"without a network, put the file at {shown(os.path.abspath(path))}"
     if genuine:
         by_hand += f" ({SIZE} bytes, SHA-256 {SHA256})"
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, "choose another dataset.cache_dir")
     temporary = temporary_sibling(path)
     try:
         size, digest = _fetch(url, temporary, SIZE if genuine else None, opener, by_hand)
