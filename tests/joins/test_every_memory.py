@@ -4,6 +4,7 @@ weights and one state per layer."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from wyrmling import Config, Model
 from wyrmling.config import with_overrides
 from wyrmling.errors import CheckpointError
 from wyrmling.generation import GenerationSettings, generate
+from wyrmling.generation.decoding.decoder import Decoder
+from wyrmling.model import State
 from wyrmling.numerics.roles import role_of
 
 Make = Callable[..., Config]
@@ -160,3 +163,46 @@ def test_the_loop_is_always_there(tiny_config: Make, memory: str) -> None:
         config = tiny_config(*SETTINGS, kernel, "training.max_iters=4", "runtime.dtype=float32")
         losses.append(wyrmling.train(config).loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+SLOPE, SLOW_TOKENS = 1e-6, 65_536
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("executor", ["auto", "dense", "chunked", "composed", "decoder", "rwkv8"])
+def test_a_slow_decay_is_exact_after_many_tokens(executor: str) -> None:
+    """float32 states of which nothing but the decay of 1e-6 a token takes anything: silent neurons write nothing.
+
+    exp(-slope) rounded first, as a factor of every step or of a power, would be off by 1.3 % of the exponent.
+    """
+    changes = {"n_layer": 1, "rotary_embedding": "alibi", "alibi_slopes": (SLOPE, 3 * SLOPE)}
+    if executor == "rwkv8":
+        changes = {"n_layer": 1, "sequence_kernel": "rwkv8"}
+    elif executor not in ("auto", "decoder"):
+        changes["sequence_kernel"] = {"memory_system": "linear_attention", "executor": executor}
+    model = build("rope", **changes).float()
+    model.encoder.zero_()
+    if executor == "rwkv8":
+        model.memory.time_decay.fill_(-math.log(math.expm1(SLOPE)))  # sigmoid of it is exp(-slope)
+    slopes = torch.tensor([SLOPE, SLOPE if executor == "rwkv8" else 3 * SLOPE], dtype=torch.float64)
+    (first,) = model.initial_state(1).layers
+    first = {
+        name: torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) + 0.5
+        for name, x in first.items()
+    }
+    state = State((first,), torch.zeros(1, dtype=torch.int64))
+    if executor == "decoder":
+        decoder = Decoder(model)
+        decoder.load(state)
+        for _ in range(SLOW_TOKENS // 32):
+            decoder.step(torch.zeros(1, dtype=torch.int64))
+        state, taken = decoder.state(), SLOW_TOKENS // 32
+    else:
+        taken = SLOW_TOKENS // 4
+        for piece in torch.zeros(1, taken, dtype=torch.int64).split(1024, dim=1):
+            _, state = model(piece, state)
+    for name, before in first.items():
+        kept = (state.layers[0][name].double() / before.double()).log().transpose(0, 1).flatten(1).mean(1)
+        # the sums z of RWKV-8 pass through lam itself at every level of a chunk: 1e-8 each, of 64 slopes
+        tolerance = 3e-3 if name == "norm" else 1e-3
+        torch.testing.assert_close(kept, -slopes * taken, rtol=tolerance, atol=0)

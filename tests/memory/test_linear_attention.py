@@ -32,16 +32,17 @@ def test_the_outer_product_contract() -> None:
 def test_decay_comes_after_the_write() -> None:
     """With d = 1/2: token 2 reads half of token 1; the state holds a quarter of token 1 and half of token 2."""
     q, v = torch.ones(1, 1, 2, 1), torch.tensor([4.0, 8.0]).view(1, 2, 1)
+    half = torch.tensor([0.5], dtype=torch.float64).log()
     for form in (naive, dense, chunked):
-        read, state = form.linear_attention(q, v, torch.zeros(1, 1, 1, 1), torch.tensor([0.5]))
+        read, state = form.linear_attention(q, v, torch.zeros(1, 1, 1, 1), half)
         assert read.flatten().tolist() == [0, 2]
         assert state.item() == 4 / 4 + 8 / 2
 
 
-@pytest.mark.parametrize("decay", [None, torch.tensor([0.9, 0.4], dtype=torch.float64)])
+@pytest.mark.parametrize("log_decay", [None, torch.tensor([0.9, 0.4], dtype=torch.float64).log()])
 @pytest.mark.parametrize("carried", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_the_analytic_backward_pass_is_right(decay: Tensor | None, carried: bool, length: int) -> None:
+def test_the_analytic_backward_pass_is_right(log_decay: Tensor | None, carried: bool, length: int) -> None:
     """gradcheck in float64, to queries, values and the initial state, through reads and the final state."""
     q = draw(2, 2, length, 3).requires_grad_()
     v = draw(2, length, 4).requires_grad_()
@@ -49,10 +50,10 @@ def test_the_analytic_backward_pass_is_right(decay: Tensor | None, carried: bool
     inputs = (q, v, state) if carried else (q, v)
 
     def block(*given: Tensor) -> tuple[Tensor, Tensor]:
-        return dense.linear_attention(given[0], given[1], given[2] if carried else None, decay)
+        return dense.linear_attention(given[0], given[1], given[2] if carried else None, log_decay)
 
     def chunks(*given: Tensor) -> tuple[Tensor, Tensor]:
-        return chunked.linear_attention(given[0], given[1], given[2] if carried else None, decay, chunk=2)
+        return chunked.linear_attention(given[0], given[1], given[2] if carried else None, log_decay, chunk=2)
 
     assert torch.autograd.gradcheck(block, inputs)
     assert torch.autograd.gradcheck(chunks, inputs)
@@ -199,8 +200,8 @@ def test_half_precision_is_rotated_and_summed_in_float32() -> None:
     assert float((gradient(q) - exact).norm() / exact.norm()) < 6e-3
 
 
-@pytest.mark.parametrize("decay", [None, torch.tensor([0.9, 0.6])])
-def test_gradients_with_bfloat16_products_are_near_the_exact_ones(decay: Tensor | None) -> None:
+@pytest.mark.parametrize("log_decay", [None, torch.tensor([0.9, 0.6], dtype=torch.float64).log()])
+def test_gradients_with_bfloat16_products_are_near_the_exact_ones(log_decay: Tensor | None) -> None:
     """To queries, values and the initial state, through reads and final state: within what rounding explains."""
 
     def gradients(dtype: torch.dtype) -> list[Tensor]:
@@ -208,8 +209,7 @@ def test_gradients_with_bfloat16_products_are_near_the_exact_ones(decay: Tensor 
         q = draw(2, 2, 150, 8, seed=1).abs().to(torch.float32).requires_grad_()
         v = draw(2, 150, 4, seed=2).to(torch.float32).requires_grad_()
         state = draw(2, 2, 8, 4, seed=3).to(torch.float32).requires_grad_()
-        factor = None if decay is None else decay.to(wide)
-        read, final = dense.linear_attention(q.to(dtype), v.to(wide), state.to(wide), factor)
+        read, final = dense.linear_attention(q.to(dtype), v.to(wide), state.to(wide), log_decay)
         loss = (read * draw(*read.shape, seed=4).to(wide)).sum() / 20
         (loss + (final * draw(*final.shape, seed=5).to(wide)).sum()).backward()
         return [q.grad, v.grad, state.grad]

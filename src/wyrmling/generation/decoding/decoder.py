@@ -71,7 +71,7 @@ class Decoder:
         self._state_dtype = wide if state == "float32" else DTYPES[state]
         self._geometry = model.geometry
         self._positions = memory.positions
-        self._decay = memory.decay(torch.float64, torch.device("cpu"))
+        self._log_decay = memory.log_decay
         self._phases = Phases(memory, wide)
         self._layers: list[LayerMemory] = []
         self._position = torch.zeros(0, dtype=torch.int64)
@@ -161,7 +161,7 @@ class Decoder:
                 (g.heads, len(position), neurons * factor, g.width),
                 self._weights.dtype,
                 self._state_dtype,
-                self._decay,
+                self._log_decay,
                 first_fold=max(1, FOLD * (index + 1) // g.layers),
                 dense_keys=self._positions == "pope",
             )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed, powers
 from .products import Firing, count_nonzero, firing, sum_rows
 
 FOLD = 32  # tokens between two writes: from 16 on the product is bound by arithmetic, and scores cost more and more
@@ -43,7 +44,7 @@ class LayerMemory:
         sizes: (H, R, K, D).
         dtype: of keys, values and reads (float32 or float64).
         state_dtype: what a state is kept in.
-        decay: float64 [H], or None.
+        log_decay: log d, float64 [H], or None.
         first_fold: tokens until the first write, so that not all layers write with the same token.
         dense_keys: no key is ever zero (pope).
     """
@@ -54,13 +55,13 @@ class LayerMemory:
         sizes: tuple[int, int, int, int],
         dtype: torch.dtype,
         state_dtype: torch.dtype,
-        decay: Tensor | None,
+        log_decay: Tensor | None,
         first_fold: int,
         *,
         dense_keys: bool = False,
     ) -> None:
         self.heads, self.rows, self.key_width, self.width = sizes
-        self._dtype, self._state_dtype, self._decay = dtype, state_dtype, decay
+        self._dtype, self._state_dtype, self._log_decay = dtype, state_dtype, log_decay
         self._dense_keys = dense_keys
         self._state = None if state is None else state.to(state_dtype).contiguous()
         self._due, self._pending = first_fold, 0
@@ -143,21 +144,24 @@ class LayerMemory:
         table = self._state.view(-1, self.width)
         read = sum_rows(table, found.entries, found.starts, weights).to(self._dtype)
         read = read.view(self.heads, self.rows, self.width)
-        return read if self._decay is None else read.mul_(self._powers(self._pending)[:, None, None])
+        return (
+            read
+            if self._log_decay is None
+            else read.mul_(self._powers(torch.tensor([self._pending]))[..., None])
+        )
 
     def _read_pending(self, query: Tensor, count: int) -> Tensor:
         past = self._keys[:count].view(count, -1, self.key_width).permute(1, 2, 0)
         scores = torch.bmm(query.view(-1, 1, self.key_width), past).view(self.heads, self.rows, count)
-        if self._decay is not None:
+        if self._log_decay is not None:
             scores = scores * self._powers(torch.arange(count, 0, -1))[:, None]
         # one product per row: its values are shared by the heads
         return torch.matmul(scores.transpose(0, 1), self._values[:count].transpose(0, 1)).transpose(0, 1)
 
-    def _powers(self, exponents: Tensor | int) -> Tensor:
-        """d^e: [H] for a number, [H, e] for many."""
-        assert self._decay is not None
-        decay = self._decay if isinstance(exponents, int) else self._decay[:, None]
-        return (decay**exponents).to(self._dtype)
+    def _powers(self, exponents: Tensor) -> Tensor:
+        """d^e, [H, e]."""
+        assert self._log_decay is not None
+        return powers(self._log_decay[:, None], exponents, self._dtype, self._log_decay.device)
 
     def _folded(self, state: Tensor | None, keys: Tensor, values: Tensor) -> Tensor:
         """`state` [H, r, K, D] (None: empty; else written to) and what is pending of keys and values."""
@@ -167,13 +171,15 @@ class LayerMemory:
             return values.new_zeros(empty) if state is None else state
         past = keys[:count].flatten(1, 2).permute(1, 2, 0)
         written = values[:count].transpose(0, 1).expand(self.heads, -1, -1, -1)
-        if self._decay is not None:
+        if self._log_decay is not None:
             written = written * self._powers(torch.arange(count, 0, -1))[:, None, :, None]
         written = written.reshape(-1, count, self.width)
         if state is None:
             return torch.bmm(past, written).view(self.heads, rows, self.key_width, self.width)
-        if self._decay is not None:
-            state.mul_(self._powers(count)[:, None, None, None])
+        if self._log_decay is not None:
+            # in half precision too the loss is counted in full, and rounded once
+            exponent = (self._log_decay * count)[:, None, None, None]
+            state.copy_(decayed(state.to(self._dtype), exponent))
         if state.dtype == past.dtype:
             state.flatten(0, 1).baddbmm_(past, written)
             return state

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
 from . import dense
 
 CHUNK = 128
@@ -18,7 +19,7 @@ def linear_attention(
     queries: Tensor,
     values: Tensor,
     state: Tensor | None,
-    decay: Tensor | None,
+    log_decay: Tensor | None,
     *,
     chunk: int = CHUNK,
     carry: bool = True,
@@ -28,19 +29,19 @@ def linear_attention(
     pieces = list(zip(queries.split(chunk, dim=2), values.split(chunk, dim=1), strict=True))
     reads = []
     for index, (q, v) in enumerate(pieces):
-        read, state = dense.linear_attention(q, v, state, decay, carry=carry or index + 1 < len(pieces))
+        read, state = dense.linear_attention(q, v, state, log_decay, carry=carry or index + 1 < len(pieces))
         reads.append(read)
     return torch.cat(reads, dim=2), state
 
 
 def single_token(
-    queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None
+    queries: Tensor, values: Tensor, state: Tensor, log_decay: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The recurrence for one token: two passes over the state and no scores. Shapes as above with T = 1."""
     q, v = queries.to(state.dtype), values[:, None].to(state.dtype)
     # states are heads first in memory: products in that order need no copy of them
     read = torch.matmul(q.transpose(0, 1), state.transpose(0, 1)).transpose(0, 1)
     state = torch.addcmul(state, q.mT, v)
-    if decay is not None:
-        state = decay[:, None, None].to(state.dtype) * state
+    if log_decay is not None:
+        state = decayed(state, log_decay[:, None, None])
     return read, state

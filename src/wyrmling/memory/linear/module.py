@@ -128,9 +128,10 @@ class LinearAttention(Memory):
         # a narrow layer uses the first neurons, and so the first frequencies
         return (rotate if self.positions == "rope" else polar)(neurons, rotor[..., :width])
 
-    def decay(self, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-        """exp(-slope) per head [H] under alibi, else None."""
-        return None if self.slopes is None else torch.exp(-self.slopes).to(device, dtype)
+    @property
+    def log_decay(self) -> Tensor | None:
+        """-slope per head, float64 [H] on the CPU, under alibi, else None."""
+        return None if self.slopes is None else -self.slopes
 
     def forward(
         self,
@@ -150,20 +151,20 @@ class LinearAttention(Memory):
         wide = sums_dtype(stream)
         values = stream.to(wide)
         rho = None if state is None else state["rho"].to(wide)
-        decay = self.decay(wide, queries.device)
+        log_decay = self.log_decay
         final: Tensor | None
         with torch.autocast(queries.device.type, enabled=False):
             if self.executor == "naive" or length == 1:
                 rho = self._empty(queries, wide) if rho is None else rho
                 step = naive.linear_attention if self.executor == "naive" else chunked.single_token
-                read, final = step(queries.to(wide), values, rho, decay)
+                read, final = step(queries.to(wide), values, rho, log_decay)
             else:
                 choice = self.choice(length)
                 if choice.form == "dense":
-                    read, final = dense.linear_attention(queries, values, rho, decay, carry=carry)
+                    read, final = dense.linear_attention(queries, values, rho, log_decay, carry=carry)
                 else:
                     read, final = chunked.linear_attention(
-                        queries, values, rho, decay, chunk=choice.tile, carry=carry
+                        queries, values, rho, log_decay, chunk=choice.tile, carry=carry
                     )
         return read, {"rho": final} if carry and final is not None else None
 

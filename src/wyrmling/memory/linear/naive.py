@@ -14,11 +14,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
+
 
 def linear_attention(
-    queries: Tensor, values: Tensor, state: Tensor, decay: Tensor | None
+    queries: Tensor, values: Tensor, state: Tensor, log_decay: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """queries [B, H, T, K], values [B, T, D], state [B, H, K, D], decay [H] or None.
+    """queries [B, H, T, K], values [B, T, D], state [B, H, K, D], log_decay float64 [H] (log d) or None.
 
     Returns: reads [B, H, T, D], final state [B, H, K, D].
     """
@@ -27,6 +29,6 @@ def linear_attention(
         q, v = queries[:, :, t], values[:, t]
         reads.append(torch.einsum("bhk,bhkd->bhd", q, state))
         state = state + torch.einsum("bhk,bd->bhkd", q, v)
-        if decay is not None:
-            state = decay[:, None, None] * state
+        if log_decay is not None:
+            state = decayed(state, log_decay[:, None, None])
     return torch.stack(reads, dim=2), state

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...numerics.decays import decayed
 from ..base import MemoryState
 
 
@@ -91,9 +92,9 @@ def mix(
         c = c.unflatten(-1, (geometry.groups, geometry.d_state)).repeat_interleave(share, dim=1)
 
         dt = functional.softplus(step + weights.dt_bias)
-        decay = torch.exp(-dt * torch.exp(weights.a_log))
+        log_decay = -dt * torch.exp(weights.a_log)
         written = (dt[..., None] * x)[..., None] * b[:, :, None, :]
-        hidden = decay[..., None, None] * hidden + written
+        hidden = decayed(hidden, log_decay[..., None, None]) + written
         y = torch.einsum("bhpn,bhn->bhp", hidden, c) + weights.d_skip[:, None] * x
         outputs.append(_gated_norm(y.flatten(1), z, weights.norm_weight, geometry))
     return torch.stack(outputs, dim=1), {"ssm": hidden, "conv": window}

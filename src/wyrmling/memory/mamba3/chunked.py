@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...numerics.decays import decayed
 from ..base import MemoryState
 from ..ssd.chunked import ssd
 from .angles import accumulate, rotate_pairs, rotors
@@ -75,14 +76,14 @@ def mamba3(
 def single_token(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
     """The recurrence for one token: a write of rank two and a read. Shapes as above with T = 1."""
     log_decay, step, blend, spin, values, keys, queries = tokens
-    decay = torch.exp(log_decay)[..., None]  # [B, H, 1, 1], as every number of a token below
+    log_decay = log_decay[..., None]  # [B, H, 1, 1], as every number of a token below
     step, blend = step[..., None], blend[..., None]
     angle = accumulate(state["angle"], tokens.step, spin)
     rotor = rotors(angle)
     keys, queries = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
-    before = decay * step * (1 - blend) * state["key"][:, :, None]
+    before = torch.exp(log_decay) * step * (1 - blend) * state["key"][:, :, None]
     written = torch.cat([before, step * blend * keys], dim=2)  # [B, H, 2, N]
     ends = torch.cat([state["value"][:, :, None], values], dim=2)  # [B, H, 2, P]
-    memory = decay * state["ssm"] + ends.mT @ written
+    memory = decayed(state["ssm"], log_decay) + ends.mT @ written
     read = queries @ memory.mT + skip[:, None, None] * values
     return read, {"ssm": memory, "angle": angle[:, :, 0], "key": keys[:, :, 0], "value": ends[:, :, 1]}

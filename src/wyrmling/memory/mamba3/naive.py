@@ -22,6 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
 from ..base import MemoryState
 from .angles import wrap
 
@@ -59,11 +60,13 @@ def mamba3(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tensor, Me
     reads = []
     for t in range(tokens.step.shape[2]):
         step, blend = tokens.step[:, :, t, None, None], tokens.blend[:, :, t, None, None]
-        decay = torch.exp(tokens.log_decay[:, :, t, None, None])
         angle = wrap(angle + math.pi * step[..., 0] * tokens.spin[:, None, t])
         before = memory + step * (1 - blend) * value[..., None] * key[..., None, :]
         key, query = rotated(tokens.keys[:, :, t], angle), rotated(tokens.queries[:, :, t], angle)
         value = tokens.values[:, :, t]
-        memory = decay * before + step * blend * value[..., None] * key[..., None, :]
+        memory = (
+            decayed(before, tokens.log_decay[:, :, t, None, None])
+            + step * blend * value[..., None] * key[..., None, :]
+        )
         reads.append(torch.einsum("bhpn,bhn->bhp", memory, query) + skip[:, None] * value)
     return torch.stack(reads, dim=2), {"ssm": memory, "angle": angle, "key": key, "value": value.clone()}

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...numerics.decays import decayed
 from .backward import Backward
 from .forward import Chunks, Cut, Kept, forward_pass
 from .naive import EPS
@@ -152,6 +153,5 @@ def single_token(
     queries = q / (q.sum(-1, keepdim=True) + EPS) / (norm[:, :, None] + EPS)
     # states are heads first in memory: products in that order need no copy of them
     reads = torch.matmul(queries.transpose(0, 1), rho.transpose(0, 1)).transpose(0, 1)
-    decay = log_decay.exp()
-    rho = (decay[:, :, None] * rho).addcmul_(q.mT, values[:, None].to(rho.dtype))
-    return reads, rho, torch.addcmul(q[:, :, 0], decay, norm)
+    rho = decayed(rho, log_decay[:, :, None]).addcmul_(q.mT, values[:, None].to(rho.dtype))
+    return reads, rho, decayed(norm, log_decay) + q[:, :, 0]

@@ -82,10 +82,11 @@ class Powers:
         self.one = self.rising[:, :, 1]
 
     def set(self, log_decay: Tensor) -> None:
-        """Take other decays, log lam [H, N], at most 0."""
-        rising = self.rising
+        """Take other decays, log lam [H, N], at most 0. In float64, rounded once: powers of a rounded lam drift."""
+        exact = torch.float32 if log_decay.device.type == "mps" else torch.float64  # mps has no float64
+        rising = torch.empty_like(self.rising, dtype=exact)
         rising[:, :, 0] = 1
-        rising[:, :, 1] = log_decay.exp()[:, None]
+        rising[:, :, 1] = log_decay.to(exact).exp()[:, None]
         have = 1
         while have < self.size:  # lam^have times what is there
             more = min(have, self.size - have)
@@ -95,7 +96,8 @@ class Powers:
                 out=rising[:, :, have + 1 : have + more + 1],
             )
             have += more
-        self.falling.copy_(rising.flip(2))
+        self.rising.copy_(rising)
+        self.falling.copy_(self.rising.flip(2))
 
     def after(self, length: int) -> Tensor:
         """lam^0 .. lam^(length-1): what a state has lost at each of `length` tokens. [H, 1, length, N]."""

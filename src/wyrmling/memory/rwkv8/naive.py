@@ -20,6 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
+
 EPS = 1e-6  # of both divisions
 
 
@@ -30,12 +32,11 @@ def decayed_recurrence(
 
     Returns: reads [B, H, T, D], final rho, final norm.
     """
-    decay = log_decay.exp()
     reads = []
     for t in range(neurons.shape[2]):
         q, v = neurons[:, :, t], values[:, t]
         weights = q / (q.sum(-1, keepdim=True) + EPS)
         reads.append(torch.einsum("bhn,bhnd->bhd", weights / (norm + EPS), rho))
-        rho = decay[:, :, None] * rho + torch.einsum("bhn,bd->bhnd", q, v)
-        norm = decay * norm + q
+        rho = decayed(rho, log_decay[:, :, None]) + torch.einsum("bhn,bd->bhnd", q, v)
+        norm = decayed(norm, log_decay) + q
     return torch.stack(reads, dim=2), rho, norm

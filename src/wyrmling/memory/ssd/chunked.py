@@ -36,6 +36,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ...numerics.decays import decayed
 from ...numerics.sums import running_sum
 from ..base import sums_dtype
 
@@ -230,6 +231,6 @@ def single_token(
         state = values.new_zeros(rows, heads, width, keys_width)
     # the heads of a group are stacked along P, so that one key and one query serve them all
     written = values.reshape(rows, groups, -1, 1) * keys
-    state = torch.addcmul(written.view_as(state), log_decay.exp()[..., None], state)
+    state = decayed(state, log_decay[..., None]) + written.view_as(state)
     read = torch.matmul(state.reshape(rows, groups, -1, keys_width), queries.mT)
     return read.view(rows, heads, 1, width), state

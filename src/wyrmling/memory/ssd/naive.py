@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
+
 
 def ssd(
     log_decay: Tensor, values: Tensor, keys: Tensor, queries: Tensor, state: Tensor | None
@@ -36,6 +38,6 @@ def ssd(
     reads = []
     for t in range(length):
         written = values[:, :, t, :, None] * keys[:, :, t, None, :]
-        state = torch.exp(log_decay[:, :, t])[..., None, None] * state + written
+        state = decayed(state, log_decay[:, :, t, None, None]) + written
         reads.append(torch.einsum("bhpn,bhn->bhp", state, queries[:, :, t]))
     return torch.stack(reads, dim=2), state

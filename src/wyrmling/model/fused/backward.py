@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
 from .block import lower_products, products, symmetric_gram, weigh_transposed
 from .call import LayerCall, Tile, add_outer, add_state, product
 from .forward import Kept, read_past
@@ -193,5 +194,5 @@ def _hand_on(tile: Tile, q: Tensor, g_read: Tensor, gamma: Tensor) -> None:
     """From the gradient of the state after the tile to that of the state before it, in place."""
     decays = tile.decays
     if decays is not None:
-        gamma *= decays.whole
+        decayed(gamma, decays.whole, out=gamma)
     add_state(gamma, q, g_read if decays is None else g_read * decays.since)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...memory.choose import BLOCK_ROWS
+from ...numerics.decays import powers
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Decays:
     Attributes:
         since: d^t, [M, C, 1], what a token still sees of the state before the chunk.
         until: d^(C - t), [M, C, 1], what the state after the chunk keeps of a token.
-        whole: d^C, [M, 1, 1], in the sums' type.
+        whole: log d^C, float64 [M, 1, 1].
         between: d^(t - s), [G, C, C] (lower part): the same for all rows of a head.
     """
 
@@ -31,17 +32,14 @@ class Decays:
     between: Tensor
 
     @staticmethod
-    def of(decay: Tensor, rows: int, length: int, dtype: torch.dtype) -> Decays:
-        """For decays [G] in the sums' type; each head's narrow ones are repeated for `rows` rows."""
-        steps = torch.arange(length)[:, None]
-        between = decay[:, None, None] ** (steps - steps.t()).clamp_min(0)
-        decay = decay.repeat_interleave(rows)[:, None, None]
-        return Decays(
-            (decay**steps).to(dtype),
-            (decay ** (length - steps)).to(dtype),
-            decay**length,
-            between.to(dtype),
-        )
+    def of(log_decay: Tensor, rows: int, length: int, dtype: torch.dtype) -> Decays:
+        """For log d, float64 [G]; each head's narrow ones are repeated for `rows` rows."""
+        steps = torch.arange(length + 1)
+        table = powers(log_decay[:, None], steps, dtype, log_decay.device)  # [G, C + 1]
+        distance = (steps[:-1, None] - steps[:-1]).clamp_min(0)
+        by_row = table.repeat_interleave(rows, dim=0)[..., None]  # [M, C + 1, 1]
+        whole = log_decay.repeat_interleave(rows)[:, None, None] * length
+        return Decays(by_row[:, :-1], by_row[:, 1:].flip(1), whole, table[:, distance])
 
     @staticmethod
     def weaken(scores: Tensor, between: Tensor) -> None:

@@ -69,7 +69,7 @@ class LayerCall:
 
     Attributes:
         key_factor: K / N, 2 under pope.
-        decay: exp(-slope) per head in float32 or float64, or None.
+        log_decay: -slope per head in float64, or None.
         phases: (start of each row [B], length) -> cosines and sines; None under alibi.
         keep: whether the forward pass keeps the neurons for the backward pass.
         sums: x firing, y firing, activity: [H, N] float32, where observed.
@@ -90,7 +90,7 @@ class LayerCall:
     carry: bool
     keep: bool
     workspace: Workspace
-    decay: Tensor | None
+    log_decay: Tensor | None
     phases: Callable[[Tensor, int], Phase] | None
     sums: list[Tensor] | None = None
 
@@ -150,11 +150,11 @@ class LayerCall:
         return mask.view(torch.uint8)
 
     def _head_decays(self, heads: slice, rows: int, length: int) -> Decays | None:
-        if self.decay is None:
+        if self.log_decay is None:
             return None
         known, key = self.workspace.decays, (heads.start, heads.stop, rows, length)
         if key not in known:
-            known[key] = Decays.of(self.decay[heads], rows, length, self.shared.compute)
+            known[key] = Decays.of(self.log_decay[heads], rows, length, self.shared.compute)
         return known[key]
 
     def buffer(self, name: str, tile: Tile, width: int | None = None) -> Tensor:
@@ -176,7 +176,7 @@ class LayerCall:
 
     def _order(self, state: Tensor, change: Callable[[Tensor, int], Tensor]) -> Tensor:
         """Natural to fused order of keys, or back. Pope interleaves (cos, sin) per neuron, so it is split too."""
-        return state if self.decay is not None else change(state, -2)
+        return state if self.log_decay is not None else change(state, -2)
 
     def empty_state(self, rows: int) -> Tensor:
         """Zeros [H, R, K, D]."""

@@ -200,7 +200,7 @@ class Fused:
             carry=carry,
             keep=not self.recompute,
             workspace=workspace,
-            decay=self.memory.decay(shared.sums, hidden.device),
+            log_decay=self.memory.log_decay,
             phases=self._phase_source(neurons, shared.compute),
             sums=sums,
         )

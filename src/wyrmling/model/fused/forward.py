@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ...numerics.decays import decayed
 from .block import lower_products, products, weigh
 from .call import LayerCall, Tile, add_state, product
 
@@ -118,7 +119,7 @@ def write_past(tile: Tile, q: Tensor, state: Tensor) -> None:
     """Take the tile's keys [G R, C, K] and values into the state [G R, K, D]."""
     decays = tile.decays
     if decays is not None:
-        state *= decays.whole
+        decayed(state, decays.whole, out=state)
     # the factor of decay goes to the values, which are narrower than the keys
     add_state(state, q, tile.by_head if decays is None else tile.by_head * decays.until)
 
