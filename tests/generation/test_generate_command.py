@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import subprocess
 import sys
 import types
@@ -116,6 +118,23 @@ def test_prompts_come_from_arguments_files_and_standard_input(command: Command, 
     assert json.loads(piped.stdout)["prompt"] == "from a pipe"
     missing = command("--prompt-file", str(tmp_path / "absent"))
     assert isinstance(missing.exception, DataError)
+
+
+def test_a_prompt_is_opened_as_texts_are(command: Command, tmp_path: Path) -> None:
+    packed, wide, pipe = (tmp_path / name for name in ("packed", "wide", "pipe"))
+    packed.write_bytes(gzip.compress(b"a file"))
+    wide.write_bytes("a file".encode("utf-16"))
+    assert json.loads(command("--prompt-file", str(packed), "--output", "json").stdout)["prompt"] == "a file"
+    piped = command("--prompt-file", "-", "--output", "json", stdin=packed.read_bytes())
+    assert json.loads(piped.stdout)["prompt"] == "a file"
+    refused = {wide: "utf-16", tmp_path: "folder"}
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(pipe)
+        refused[pipe] = "pipe"
+    for path, word in refused.items():
+        found = command("--prompt-file", str(path))
+        assert isinstance(found.exception, DataError)
+        assert word in str(found.exception)
 
 
 def test_values_of_the_command_beat_those_of_the_run(command: Command, loads: list[tuple[str, Any]]) -> None:

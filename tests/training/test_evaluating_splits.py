@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +115,28 @@ def test_a_file_can_be_evaluated(tiny_config: Make, tmp_path: Path) -> None:
         wyrmling.evaluate(loaded, text=file)
     with pytest.raises(DataError, match="there is no file"):
         wyrmling.evaluate(loaded, text=tmp_path / "missing.txt")
+
+
+def test_a_file_is_evaluated_as_the_runs_own_texts_are_opened(tiny_config: Make, tmp_path: Path) -> None:
+    """Packed or not is the same text; what the run's encoding does not read is refused by name."""
+    loaded = wyrmling.load_run(wyrmling.train(tiny_config()).run.path)
+    text = "nöt to be, that is the question\n" * 4
+    (tmp_path / "plain").write_bytes(text.encode())
+    (tmp_path / "packed").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "wide").write_bytes(text.encode("utf-16"))
+    (tmp_path / "pickle").write_bytes(pickle.dumps([text]))
+    plain = wyrmling.evaluate(loaded, text=tmp_path / "plain")
+    assert wyrmling.evaluate(loaded, text=tmp_path / "packed") == plain
+    for name, word in (("wide", 'dataset.encoding = "utf-16"'), ("pickle", "pickle")):
+        with pytest.raises(DataError, match=word):
+            wyrmling.evaluate(loaded, text=tmp_path / name)
+    source = tmp_path / "corpus.txt"
+    source.write_bytes((text * 20).encode("utf-16"))
+    wide = wyrmling.train(
+        tiny_config("dataset.type=local_text", f"dataset.path={source}", "dataset.encoding=utf-16")
+    )
+    loaded = wyrmling.load_run(wide.run.path)
+    assert wyrmling.evaluate(loaded, text=tmp_path / "wide").targets == plain.targets
 
 
 def test_the_validation_split_is_the_runs_own(tiny_config: Make) -> None:

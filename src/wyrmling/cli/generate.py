@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 import typer
 
@@ -13,6 +14,7 @@ from .choices import checkpoint_step
 
 if TYPE_CHECKING:
     from ..generation.conversation import Conversation
+    from ..training import LoadedRun
 
 
 Checkpoint = int | Literal["latest", "best"]
@@ -83,7 +85,7 @@ def generate(
 def _generate(
     run: str,
     checkpoint: Checkpoint,
-    texts: list[tuple[str, bytes]],
+    texts: list[tuple[str, bytes | Path | BinaryIO]],
     overrides: dict[str, Any],
     output: str | None,
     state_in: Path | None,
@@ -112,7 +114,9 @@ def _generate(
     if not texts:
         texts = [("the prompt", b"" if conversation else loaded.config.generation.prompt.encode())]
     prompts = [
-        encode_prompt(loaded.tokenizer, text, origin=origin, start=conversation is None)
+        encode_prompt(
+            loaded.tokenizer, _read(origin, text, loaded), origin=origin, start=conversation is None
+        )
         for origin, text in texts
     ]
     generation = TextGeneration(
@@ -134,23 +138,29 @@ def _generate(
         _say(f"conversation of {len(finished.tokens)} tokens saved to {state_out}")
 
 
-def _prompts(prompts: list[str] | None, file: str | None) -> list[tuple[str, bytes]]:
+def _prompts(prompts: list[str] | None, file: str | None) -> list[tuple[str, bytes | Path | BinaryIO]]:
     """What was given on the command line, with what to call it in messages; arguments may be any bytes."""
     many = len(prompts or []) + (file is not None) > 1
-    texts = [
+    texts: list[tuple[str, bytes | Path | BinaryIO]] = [
         (f"prompt {place}" if many else "the prompt", text.encode("utf-8", "surrogateescape"))
         for place, text in enumerate(prompts or [], start=1)
     ]
     if file == "-":
         if sys.stdin is None:
             raise DataError("--prompt-file - reads standard input, which is closed: give a file, or --prompt")
-        texts.append(("standard input", sys.stdin.buffer.read()))
+        texts.append(("standard input", sys.stdin.buffer))
     elif file is not None:
-        try:
-            texts.append((file, Path(file).read_bytes()))
-        except OSError as error:
-            raise DataError(f"cannot read the prompt {file}: {error.strerror}") from error
+        if not os.path.exists(file):
+            raise DataError(f"--prompt-file {file}: no such file")
+        texts.append((file, Path(file)))
     return texts
+
+
+def _read(origin: str, text: bytes | Path | BinaryIO, loaded: LoadedRun) -> bytes:
+    """A prompt as UTF-8; one from a file is opened as the texts of the run's dataset are."""
+    from ..text.sources import read_prompt
+
+    return text if isinstance(text, bytes) else read_prompt(loaded.config.dataset, text, origin)
 
 
 def _number_or(text: str | None, word: str, option: str) -> int | None:

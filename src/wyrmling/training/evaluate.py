@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from ..data.dataset import Dataset, prepare_dataset
-from ..data.store import Split
+from ..data.dataset import prepare_dataset
+from ..data.store import Split, store_in_memory
 from ..errors import DataError
+from ..text.sources import open_one_text
 from .evaluation import Evaluation, evaluate_split
 from .loading import LoadedRun
 from .probing import Distance, probe_state
@@ -90,9 +91,10 @@ def _split(loaded: LoadedRun, name: str) -> Split:
 
 
 def _file(loaded: LoadedRun, path: Path) -> Split:
-    if not path.is_file():
+    if not path.exists():
         raise DataError(f"there is no file {path} to evaluate on; check --text")
-    ids = loaded.tokenizer.encode(path.read_bytes(), origin=str(path))
-    if len(ids) < 2:
-        raise DataError(f"{path} holds {len(ids)} tokens: nothing to predict; at least 2 are needed")
-    return Dataset.from_tokens(ids, tokenizer=loaded.tokenizer).train
+    source = open_one_text(loaded.config.dataset, path)
+    store = store_in_memory(source.pieces(), loaded.tokenizer)
+    if len(store) < 2:
+        raise DataError(f"{path} holds {len(store)} tokens: nothing to predict; at least 2 are needed")
+    return Split(store, 0, len(store), "text", str(path))

@@ -13,19 +13,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ...errors import ConfigError
 from .base import PIECE_TOKENS, Piece, Source
 from .cutting import PIECE_BYTES
+from .files import InputFile, reading_options, shown
 from .hugging_face import open_hugging_face
-from .local import open_local_text
+from .local import TextFiles, open_local_text
+from .opening import text_of
 from .package import open_package_text
 from .pretokenized import open_pretokenized
 from .records import open_records
 from .shakespeare import open_shakespeare
+from .tally import Tally
 
-__all__ = ["PIECE_BYTES", "PIECE_TOKENS", "Piece", "Source", "open_source", "open_validation_source"]
+__all__ = [
+    "PIECE_BYTES",
+    "PIECE_TOKENS",
+    "Piece",
+    "Source",
+    "open_one_text",
+    "open_source",
+    "open_validation_source",
+    "read_prompt",
+]
 
 
 def open_source(config: Any, *, cache_dir: Path) -> Source:
@@ -57,12 +69,47 @@ def open_validation_source(config: Any, *, cache_dir: Path) -> Source | None:
     return None
 
 
+def open_one_text(config: Any, path: Path) -> Source:
+    """The source of one file of text that is named on its own: opened as the files of the dataset table are, and
+    cut into documents as they are where they are text files, else one document.
+
+    Raises:
+        DataError: there is no such file, or it is none.
+    """
+    options = {"documents": config.documents} if config.type == "local_text" else {}
+    return TextFiles(
+        "local_text",
+        [InputFile(path, shown(path), **reading_options(config))],
+        replace_invalid=_replaces(config, config.tokenizer),
+        **options,
+    )
+
+
+def read_prompt(config: Any, source: Path | BinaryIO, name: str) -> bytes:
+    """The UTF-8 of a prompt, from a file or a stream (standard input), opened as a dataset's files are.
+
+    Raises:
+        DataError, StorageError: as for any file of text.
+    """
+    options = reading_options(config)
+    if isinstance(source, Path):
+        with InputFile(source, shown(name), **options).open_text(Tally()) as (stream, _):
+            return stream.read()
+    return text_of(source.read(), name, options["encoding"])
+
+
+def _replaces(config: Any, tokenizer: Any) -> bool:
+    """Whether invalid bytes become U+FFFD. For bytes as tokens they are as good as others, unless decoded."""
+    keeps_bytes = (
+        getattr(tokenizer, "type", None) == "byte" and getattr(config, "encoding", "utf-8") == "utf-8"
+    )
+    return getattr(config, "invalid_utf8", "error") == "replace" and not keeps_bytes
+
+
 def _open(config: Any, cache_dir: Path, tokenizer: Any) -> Source:
     match config.type:
         case "local_text":
-            keeps_bytes = getattr(tokenizer, "type", None) == "byte" and config.encoding == "utf-8"
-            replace = config.invalid_utf8 == "replace" and not keeps_bytes
-            return open_local_text(config, replace_invalid=replace)
+            return open_local_text(config, replace_invalid=_replaces(config, tokenizer))
         case "jsonl" | "csv" | "parquet":
             return open_records(config)
         case "shakespeare":
