@@ -253,6 +253,13 @@ EXAMPLES: dict[str, list[Example]] = {
             "dataset.quote must not be a line end",
         ),
     ],
+    "a-trained-vocabulary-has-its-own-end": [
+        (
+            {"dataset.tokenizer.type": "bpe", "dataset.tokenizer.eos_id": 0},
+            "dataset.tokenizer.eos_id needs dataset.tokenizer.vocab_path: a vocabulary that is trained has an end of "
+            "text of its own (id 0), and neither begin nor padding",
+        ),
+    ],
     "special-tokens-are-tokens": [
         (
             PRETOKENIZED | IDS | {"dataset.tokenizer.eos_id": 10},

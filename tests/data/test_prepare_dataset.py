@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import models
 
 from wyrmling.config import Config
 from wyrmling.config.load import config_from_dict
@@ -135,6 +137,31 @@ def test_a_validation_character_outside_the_vocabulary_is_found_at_once(tmp_path
     for part in ("s.txt", "'é' (U+00E9)", "92", "training text"):
         assert part in message
     assert token_files(tmp_path) == []
+
+
+def test_what_a_vocabulary_file_does_not_know_and_where_its_texts_end_is_told(tmp_path: Path) -> None:
+    """Unknown tokens of a Unigram model; no end of text, until a file beside it or a key names one."""
+    library = Library(models.Unigram([("<unk>", 0.0), ("<EOT>", 0.0), ("a", -1.0), ("b", -2.0)], 0))
+    library.add_special_tokens(["<EOT>"])
+    library.save(str(tmp_path / "t.json"))
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in "123":
+        write(folder, f"ab{name}ba", f"{name}.txt")
+
+    def prepared(**tokenizer: Any) -> Dataset:
+        table = {"type": "bpe", "vocab_path": str(tmp_path / "t.json"), **tokenizer}
+        return prepare_dataset(configured(tmp_path, path=str(folder), tokenizer=table, train_split_ratio=1.0))
+
+    silent = prepared()
+    assert "3 of 15 tokens are unknown to the vocabulary" in silent.notes
+    assert any("'<EOT>' (1)" in note for note in silent.notes)
+    assert any("3 documents run together" in note for note in silent.notes)
+    named = prepared(eos_id="<EOT>")
+    assert named.train.read(0, 18).tolist() == [2, 3, 0, 3, 2, 1] * 3
+    assert not any("run together" in note for note in named.notes)
+    write(tmp_path, '{"eos_token": "<EOT>"}', "tokenizer_config.json")
+    assert prepared().fingerprint == named.fingerprint
 
 
 def test_unknown_characters_are_counted_where_the_vocabulary_has_an_id_for_them(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def prepare_dataset(
     if tokenizer is None:
         tokenizer = _build_tokenizer(settings, source, divided, cache)
     store = _store(source, tokenizer, cache, progress)
-    notes = [*store.notes, *source.notes]
+    notes = [*tokenizer.notes, *store.notes, *source.notes, *_notes_on_ends(tokenizer, store)]
     if validation_source is None:
         train, validation = _cut(store, settings, source_names(source))
     else:
@@ -188,6 +188,14 @@ def _cut(store: TokenStore, settings: Any, where: str) -> tuple[Split, Split | N
 
 def _whole(store: TokenStore, name: str, where: str = "the given data") -> Split:
     return Split(store, 0, len(store), name, where)
+
+
+def _notes_on_ends(tokenizer: Tokenizer, store: TokenStore) -> Iterator[str]:
+    if tokenizer.kind == "bpe" and tokenizer.eos_id is None and len(store.document_starts) > 1:
+        yield (
+            f"no end of text is known, so the {len(store.document_starts)} documents run together and generation "
+            "never ends by itself: set dataset.tokenizer.eos_id"
+        )
 
 
 def _notes_on_validation(config: Config, store: TokenStore, validation: TokenStore) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ..schema.sources import (
     SourceConfig,
     TableKeys,
 )
-from ..schema.tokenizer import ByteTokenizer, PretokenizedTokenizer
+from ..schema.tokenizer import BpeTokenizer, ByteTokenizer, PretokenizedTokenizer
 from .rulebook import Rulebook
 
 if TYPE_CHECKING:
@@ -163,6 +163,23 @@ def _special(config: Config) -> Iterator[Problem]:
                 f"dataset.tokenizer.{name} must be < dataset.tokenizer.vocab_size "
                 f"({value} >= {tokenizer.vocab_size})",
                 (f"dataset.tokenizer.{name}", "dataset.tokenizer.vocab_size"),
+            )
+
+
+@BOOK.rule(
+    "a-trained-vocabulary-has-its-own-end",
+    "`bos_id`, `eos_id` and `pad_id` of a `bpe` tokenizer go with a `vocab_path`.",
+)
+def _trained(config: Config) -> Iterator[Problem]:
+    tokenizer = config.dataset.tokenizer
+    if not isinstance(tokenizer, BpeTokenizer) or tokenizer.vocab_path is not None:
+        return
+    for name in _SPECIAL_IDS[:3]:
+        if getattr(tokenizer, name) is not None:
+            yield Problem(
+                f"dataset.tokenizer.{name} needs dataset.tokenizer.vocab_path: a vocabulary that is trained has an end "
+                "of text of its own (id 0), and neither begin nor padding",
+                (f"dataset.tokenizer.{name}",),
             )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from .base import CountingInt, FilePath, PositiveInt, Variant
+from .base import CountingInt, FilePath, PositiveInt, Text, Variant
 
 Normalization = Literal["newlines", "nfc"]
 
@@ -47,15 +47,28 @@ class CharTokenizer(TextTokenizer):
 
 
 class BpeTokenizer(TextTokenizer):
-    """Byte-pair encoding, trained on the training text or read from a tokenizer.json."""
+    """Byte-pair encoding trained on the training text, or any tokenizer.json (BPE, Unigram, WordPiece, WordLevel)."""
 
-    type: Literal["bpe"] = Field(default="bpe", description="Byte-pair encoding over bytes.")
+    type: Literal["bpe"] = Field(
+        default="bpe", description="Byte-pair encoding over bytes, or a vocabulary that is read."
+    )
     vocab_size: Annotated[int, Field(gt=256)] = Field(
         default=4096, description="Number of tokens to train, special ones included."
     )
     vocab_path: FilePath | None = Field(
         default=None,
         description="A tokenizer.json to read; then nothing is trained and vocab_size is its own.",
+    )
+    bos_id: CountingInt | Text | None = Field(
+        default=None, description="As `eos_id`: the token that begins a text."
+    )
+    eos_id: CountingInt | Text | None = Field(
+        default=None,
+        description="The id or the text of the token that ends a document, where a vocabulary is read; default: "
+        "what a `tokenizer_config.json` or `special_tokens_map.json` beside it names, else a well-known name.",
+    )
+    pad_id: CountingInt | Text | None = Field(
+        default=None, description="As `eos_id`: the token that fills rows up."
     )
 
 

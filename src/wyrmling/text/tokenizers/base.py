@@ -43,6 +43,8 @@ class Tokenizer(ABC):
     pad_id: int | None = None
     unk_id: int | None = None
     normalize: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a person should know about how it was read, one line each."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

@@ -1,10 +1,13 @@
-"""Byte-pair encoding by the `tokenizers` library: trained on the training text, or any `tokenizer.json`."""
+"""Tokenizers of the `tokenizers` library: byte pairs trained on the training text, or any `tokenizer.json`, whose
+model may be BPE, Unigram, WordPiece or WordLevel.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +17,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from ...errors import ConfigError, DataError
 from ..normalize import check_steps, normalize_text
 from ..sources.cutting import cut
+from ..utf8 import REPLACEMENT
 from .base import StreamDecoder, Tokenizer, checked_ids, read_text
 from .byte import Utf8StreamDecoder
-from .byte_level import ByteLevel
+from .byte_level import ByteLevel, parts_of_characters
 from .char import unknown_characters
 from .sliding import SlidingDecoder
 
@@ -32,56 +36,114 @@ TRAINING_BYTES = 1 << 28
 
 _TRAINING_PART = 1 << 14  # the library gathers 256 texts at a time
 _PART_BYTES = 1 << 16  # the library needs some 200 bytes of memory for each byte of text it encodes
-_SPECIAL_NAMES = {
-    "bos": ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "[BOS]"),
-    "eos": (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "[EOS]"),
-    "pad": ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>"),
+_WELL_KNOWN = {
+    "bos_id": ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "[BOS]"),
+    "eos_id": (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "[EOS]"),
+    "pad_id": ("<pad>", "<|pad|>", "[PAD]", "<|finetune_right_pad_id|>"),
 }
+_UNKNOWN = {"WordPiece": "[UNK]", "WordLevel": "<unk>"}
+"""What the library takes for the unknown token where the file does not say."""
+_UNREADABLE = "\ufdd0\ufdd1"
+"""Before the name of a special token, so that no text can spell it: two code points that are no characters."""
 
 
 class BpeTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library.
 
     Text is text: names of special tokens in it are encoded like any other characters, nothing is truncated,
-    padded or dropped at random, whatever the file says. bos, eos and pad are recognized by their well-known
-    names among the added tokens. Decoding a byte-level vocabulary gives back every byte; of another kind,
-    what its decoder makes of the ids.
+    padded or dropped at random, whatever the file says. Decoding a byte-level vocabulary gives back every byte; of
+    another kind, what its decoder makes of the ids, and bytes of a byte fallback as they are.
 
     Args:
         specification: a `tokenizer.json` document.
+        special_ids: `bos_id`, `eos_id`, `pad_id` (None: there is none); without them, added tokens of well-known
+            names.
+
+    Attributes:
+        special: ids that stand for no text: these three, and what the file calls special.
+        added: ids that the file added to those of its model.
 
     Raises:
-        DataError: the library does not read it.
+        DataError: the library does not read it, or a special id is outside the vocabulary.
     """
 
     kind = "bpe"
 
-    def __init__(self, specification: Mapping[str, Any], *, normalize: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        specification: Mapping[str, Any],
+        *,
+        normalize: Iterable[str] = (),
+        special_ids: Mapping[str, int | None] | None = None,
+    ) -> None:
         self.normalize = check_steps(normalize)
         self._specification = _made_deterministic(specification)
-        try:
-            self._backend = tokenizers.Tokenizer.from_str(json.dumps(self._specification))
-        except Exception as error:  # the library raises plain Exception
-            reason = " ".join(str(error).split())
-            raise DataError(f"not a tokenizer.json that can be read ({reason})") from error
-        self._backend.encode_special_tokens = True
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        added = {token["content"]: token["id"] for token in self._added_tokens()}
+        self.added = frozenset(added.values())
+        well_known = {
+            part: next((added[name] for name in names if name in added), None)
+            for part, names in _WELL_KNOWN.items()
+        }
+        self.special_ids = {**well_known, **(special_ids or {})}
+        self._chosen = self.special_ids != well_known
+        self.bos_id, self.eos_id, self.pad_id = (self.special_ids[part] for part in _WELL_KNOWN)
+        self.special = {token for token in self.special_ids.values() if token is not None}
+        self.special |= {token["id"] for token in self._added_tokens() if token.get("special")}
+        self._backend = self._load()
+        vocabulary = {
+            name.removeprefix(_UNREADABLE): token
+            for name, token in self._backend.get_vocab(with_added_tokens=True).items()
+        }
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         if not self.vocab_size:
             raise DataError("not a tokenizer.json that can be used (its vocabulary is empty)")
+        for name, token in added.items():
+            if vocabulary.get(name) != token:
+                raise DataError(
+                    f"not a tokenizer.json that can be used (its added token {name!r} is {token}, in its vocabulary "
+                    f"{vocabulary.get(name)})"
+                )
+        for part, wanted in self.special_ids.items():
+            if wanted is not None and not 0 <= wanted < self.vocab_size:
+                raise DataError(f"{part} {wanted} is outside the vocabulary (ids 0 to {self.vocab_size - 1})")
         self._names = [f"<unused {token}>" for token in range(self.vocab_size)]
         for name, token in vocabulary.items():
             self._names[token] = name
-        added = {token["content"]: token["id"] for token in self._added()}
-        self.bos_id, self.eos_id, self.pad_id = (
-            next((added[name] for name in names if name in added), None) for names in _SPECIAL_NAMES.values()
-        )
-        unknown = self._specification["model"].get("unk_token")
-        self.unk_id = vocabulary.get(unknown) if isinstance(unknown, str) else None
-        self._special = {token for token in (self.bos_id, self.eos_id, self.pad_id) if token is not None}
-        self._special |= {token["id"] for token in self._added() if token.get("special")}
-        self._byte_level = ByteLevel.of(self._specification, self._names, self._special)
+        self._silent = self.special.union(set(range(self.vocab_size)).difference(vocabulary.values()))
+        model = self._specification["model"]
+        unknown = model.get("unk_token") or _UNKNOWN.get(str(model.get("type")))
+        self.unk_id = model["unk_id"] if "unk_id" in model else vocabulary.get(unknown)
+        self._byte_level = ByteLevel.of(self._specification, self._names, self.special)
         self._dropped: dict[str, bool] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the library's own would read the names of special tokens in a text as these."""
+        return {
+            "specification": self._specification,
+            "normalize": self.normalize,
+            "special_ids": self.special_ids,
+            "notes": self.notes,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.notes = state.pop("notes")
+        BpeTokenizer.__init__(self, **state)
+
+    def _load(self) -> Any:
+        """The library's tokenizer, to which the special tokens are special, whatever the file says of them."""
+        document = copy.deepcopy(self._specification)
+        special = [token for token in document.get("added_tokens") or [] if token["id"] in self.special]
+        renamed = _unreadable(document["model"], {token["content"] for token in special})
+        for token in special:
+            token["special"] = True
+            token["content"] = renamed.get(token["content"], token["content"])
+        try:
+            backend = tokenizers.Tokenizer.from_str(json.dumps(document))
+        except Exception as error:  # the library raises plain Exception
+            reason = " ".join(str(error).split())
+            raise DataError(f"not a tokenizer.json that can be read ({reason})") from error
+        backend.encode_special_tokens = True
+        return backend
 
     @classmethod
     def train(
@@ -153,12 +215,18 @@ class BpeTokenizer(Tokenizer):
 
     def _lost(self, text: str, encoding: Any) -> dict[str, int]:
         """Characters that the library left out without a word, and where each occurs first."""
-        if self.unk_id is not None or self._specification["model"].get("byte_fallback"):
+        if self.unk_id is not None or self._falls_back:
             return {}
         if self._byte_level is not None:
             return self._byte_level.lost(text, encoding.ids)
         found = {character: text.index(character) for character in set(text) if self._drops(character)}
         return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    @cached_property
+    def _falls_back(self) -> bool:
+        """Whether every character can be written in bytes."""
+        fallback = self._specification["model"].get("byte_fallback")
+        return bool(fallback) and {f"<0x{byte:02X}>" for byte in range(256)} <= set(self._names)
 
     def _drops(self, character: str) -> bool:
         """Whether nothing is left of a character (white space aside, and what the file's own normalizer removes).
@@ -175,25 +243,40 @@ class BpeTokenizer(Tokenizer):
         return dropped
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
-        if self._byte_level is None:
-            return self.decode(ids).encode("utf-8")
-        return b"".join([self._byte_level.texts[token] for token in checked_ids(ids, self.vocab_size)])
-
-    def decode(self, ids: Iterable[int] | np.ndarray) -> str:
+        checked = checked_ids(ids, self.vocab_size).tolist()
         if self._byte_level is not None:
-            return super().decode(ids)
-        kept = [token for token in checked_ids(ids, self.vocab_size).tolist() if token not in self._special]
-        return str(self._backend.decode(kept, skip_special_tokens=False))
+            return b"".join([self._byte_level.texts[token] for token in checked])
+        text = self._decode([token for token in checked if token not in self._silent])
+        if REPLACEMENT not in text:
+            return text.encode("utf-8")
+        decoder = self._sliding_decoder()  # bytes that are no text, perhaps: as they are
+        return b"".join([decoder.bytes_of(token) for token in checked])
 
     def stream_decoder(self) -> StreamDecoder:
-        return Utf8StreamDecoder(self) if self._byte_level is not None else SlidingDecoder(self)
+        return Utf8StreamDecoder(self) if self._byte_level is not None else self._sliding_decoder()
+
+    def _sliding_decoder(self) -> SlidingDecoder:
+        return SlidingDecoder(self._decode, self.vocab_size, self._silent, *self._parts_and_anchor)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    @cached_property
+    def _parts_and_anchor(self) -> tuple[dict[int, bytes], int | None]:
+        """See `SlidingDecoder`."""
+        parts = parts_of_characters(self._specification, self._names)
+        parts = {token: data for token, data in parts.items() if token not in self._silent}
+        usual = (
+            token for token in range(self.vocab_size) if token not in self._silent and token not in parts
+        )
+        return parts, next((token for token in usual if self._decode([token]).strip()), None)
 
     def byte_lengths(self) -> np.ndarray:
         """Known where the vocabulary is byte-level and adds or removes nothing; never of an unknown id."""
         lengths = np.full(self.vocab_size, -1, dtype=np.int64)
         if self._byte_level is not None and self._byte_level.exact:
             lengths = np.array([len(text) for text in self._byte_level.texts], dtype=np.int64)
-        lengths[list(self._special)] = 0
+        lengths[list(self.special)] = 0
         if self.unk_id is not None:
             lengths[self.unk_id] = -1
         return lengths
@@ -204,15 +287,27 @@ class BpeTokenizer(Tokenizer):
     def tokens(self) -> list[str]:
         return list(self._names)
 
-    def _added(self) -> list[dict[str, Any]]:
+    def _added_tokens(self) -> list[dict[str, Any]]:
         return list(self._specification.get("added_tokens") or [])
 
+    def with_special_ids(self, special_ids: Mapping[str, int | None]) -> BpeTokenizer:
+        """The same vocabulary with other special tokens; what is not given stays."""
+        wanted = {**self.special_ids, **special_ids}
+        if wanted == self.special_ids:
+            return self
+        return BpeTokenizer(self._specification, normalize=self.normalize, special_ids=wanted)
+
     def _content(self) -> dict[str, Any]:
-        return {"normalize": list(self.normalize), "specification": self._specification}
+        content = {"normalize": list(self.normalize), "specification": self._specification}
+        return {**content, "special_ids": self.special_ids} if self._chosen else content
 
     @classmethod
     def _from_content(cls, content: Mapping[str, Any]) -> BpeTokenizer:
-        return cls(content["specification"], normalize=content["normalize"])
+        return cls(
+            content["specification"],
+            normalize=content["normalize"],
+            special_ids=content.get("special_ids"),
+        )
 
 
 def _made_deterministic(specification: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,6 +319,27 @@ def _made_deterministic(specification: Mapping[str, Any]) -> dict[str, Any]:
     if document["model"].get("dropout") is not None:
         document["model"]["dropout"] = None
     return document
+
+
+def _unreadable(model: dict[str, Any], names: Set[str]) -> dict[str, str]:
+    """Rename tokens in a model that looks whole words or pieces up, and would find these names in a text.
+
+    Returns: the new names of those that were renamed.
+    """
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    if merges is not None and not model.get("ignore_merges"):
+        return {}
+    found = {piece[0] for piece in vocabulary} if isinstance(vocabulary, list) else set(vocabulary or ())
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges or []]
+    found -= {part for pair in pairs for part in (*pair, "".join(pair))}
+    renamed = {name: _UNREADABLE + name for name in names & found}
+    if isinstance(vocabulary, list):
+        model["vocab"] = [[renamed.get(name, name), score] for name, score in vocabulary]
+    elif vocabulary:
+        model["vocab"] = {renamed.get(name, name): token for name, token in vocabulary.items()}
+    if model.get("unk_token") in renamed:
+        model["unk_token"] = renamed[model["unk_token"]]
+    return renamed
 
 
 def _training_texts(pieces: Callable[[], Iterator[Piece]], steps: tuple[str, ...]) -> Iterator[str]:

@@ -27,7 +27,8 @@ def build_tokenizer(config: TokenizerConfig, pieces: Callable[[], Iterator[Piece
     training text.
 
     A vocabulary file of this program (`tokenizer.json` of a run) settles everything itself,
-    `include_unknown` and `normalize` too; a `normalize` in the table must then agree with it.
+    `include_unknown` and `normalize` too; a `normalize` in the table must then agree with it. Special ids in the
+    table go before those of any file.
 
     Args:
         pieces: starts a pass over the training text, and over nothing else. It may be called more than once,
@@ -65,7 +66,9 @@ def build_tokenizer(config: TokenizerConfig, pieces: Callable[[], Iterator[Piece
 def _from_file(config: CharConfig | BpeConfig, vocab_path: Path) -> Tokenizer:
     path = vocab_path.expanduser()
     wanted = tuple(config.normalize)
-    tokenizer = load_vocabulary(path, normalize=wanted)
+    special = {part: getattr(config, part, None) for part in ("bos_id", "eos_id", "pad_id")}
+    special_ids = {part: token for part, token in special.items() if token is not None}
+    tokenizer = load_vocabulary(path, normalize=wanted, special_ids=special_ids)
     if tokenizer.kind != config.type:
         raise ConfigError(
             f"dataset.tokenizer.vocab_path: {shown(path)} is a {tokenizer.kind} tokenizer, not {config.type}"

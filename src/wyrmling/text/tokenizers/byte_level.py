@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ..utf8 import find_invalid
+
+_BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -76,6 +81,24 @@ class ByteLevel:
             if not self.missing.isdisjoint(character.encode("utf-8")):
                 found.setdefault(character, index)
         return found
+
+
+def parts_of_characters(specification: Mapping[str, Any], names: Sequence[str]) -> dict[int, bytes]:
+    """Ids of a `tokenizer.json` that stand for bytes which are no whole characters, with these bytes: tokens of a byte
+    fallback (`<0xE4>`), or of a byte-level decoder among others.
+    """
+    kinds = {part.get("type") for part in _components(specification.get("decoder"), "decoders")}
+    alphabet = byte_alphabet()
+    found: dict[int, bytes] = {}
+    for token, name in enumerate(names):
+        data = b""
+        if "ByteFallback" in kinds and _BYTE_NAME.fullmatch(name):
+            data = bytes([int(name[3:5], 16)])
+        elif "ByteLevel" in kinds and all(character in alphabet for character in name):
+            data = bytes(alphabet[character] for character in name)
+        if find_invalid(data) is not None:
+            found[token] = data
+    return found
 
 
 def _components(part: Any, key: str) -> list[dict[str, Any]]:

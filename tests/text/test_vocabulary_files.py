@@ -1,0 +1,380 @@
+"""Other people's vocabularies: every kind of model and decoder, their special tokens, and what stands beside them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_helpers import refused
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from wyrmling.errors import ConfigError, DataError
+from wyrmling.text.tokenizers import BpeTokenizer, Tokenizer
+from wyrmling.text.tokenizers.byte_level import byte_alphabet
+from wyrmling.text.tokenizers.storage import load_vocabulary
+
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog, isn't it? é漢. ",
+    "  two  spaces\n",
+    "low lower lowest.",
+] * 9
+SPECIAL = ["<unk>", "<s>", "</s>"]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def unigram() -> Library:
+    library = Library(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    return trained(library, trainers.UnigramTrainer(vocab_size=70, special_tokens=SPECIAL, unk_token="<unk>"))
+
+
+def unigram_bytes() -> Library:
+    """As T5's successors: pieces with scores, and bytes for what has no piece."""
+    pieces = [(name, 0.0) for name in SPECIAL] + [(name, -9.0) for name in BYTES]
+    pieces += [("▁", -2.0), ("▁the", -3.0), ("e", -4.0), ("t", -4.0), ("é", -4.0), ("\ufffd", -4.0)]
+    library = Library(models.Unigram(pieces, 0, byte_fallback=True))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    library.add_special_tokens(SPECIAL)
+    return library
+
+
+def llama() -> Library:
+    """As LLaMA 2 and Mistral: byte pairs over ▁ for spaces, bytes for what has none, one space in front taken away."""
+    names = [*SPECIAL, *BYTES, "▁", "t", "h", "e", "é", "th", "the", "▁the", "▁▁", "\ufffd", "漢"]
+    merges = [("t", "h"), ("th", "e"), ("▁", "the"), ("▁", "▁")]
+    vocabulary = {name: token for token, name in enumerate(names)}
+    library = Library(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    library.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    library.add_special_tokens(SPECIAL)
+    return library
+
+
+def wordpiece() -> Library:
+    library = Library(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer()
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    return trained(library, trainers.WordPieceTrainer(vocab_size=70, special_tokens=special))
+
+
+def wordlevel() -> Library:
+    library = Library(models.WordLevel(unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return trained(library, trainers.WordLevelTrainer(special_tokens=["[UNK]", "[SEP]"]))
+
+
+def end_of_word() -> Library:
+    """As GPT-1: the end of a word is written, and its space is there only when another word follows."""
+    library = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.BPEDecoder()
+    return trained(
+        library, trainers.BpeTrainer(vocab_size=70, special_tokens=SPECIAL, end_of_word_suffix="</w>")
+    )
+
+
+def byte_level(decoder: Any = None) -> Library:
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoder or decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return trained(
+        library, trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    )
+
+
+def byte_level_among_others() -> Library:
+    return byte_level(decoders.Sequence([decoders.ByteLevel(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]))
+
+
+def trained(library: Library, trainer: Any) -> Library:
+    trainer.show_progress = False
+    library.train_from_iterator(CORPUS, trainer)
+    return library
+
+
+KINDS: dict[str, Callable[[], Library]] = {
+    kind.__name__: kind
+    for kind in (
+        unigram,
+        unigram_bytes,
+        llama,
+        wordpiece,
+        wordlevel,
+        end_of_word,
+        byte_level,
+        byte_level_among_others,
+    )
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@cache
+def library_of(kind: str) -> Library:
+    return KINDS[kind]()
+
+
+@cache
+def ours_of(kind: str) -> BpeTokenizer:
+    return BpeTokenizer(json.loads(library_of(kind).to_str()))
+
+
+@cache
+def reference_of(kind: str) -> Any:
+    special = [token.content for token in library_of(kind).get_added_tokens_decoder().values()]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=library_of(kind),
+        additional_special_tokens=special,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+words = [*CORPUS, "the ", " ", "é", "漢", "\ufffd", ".", "'t", "lowest"]
+texts = st.lists(st.one_of(st.sampled_from(words), st.characters(codec="utf-8"))).map("".join)
+
+
+@every_kind
+@settings(max_examples=40)
+@given(texts)
+def test_a_text_gets_the_ids_that_transformers_gives_it(kind: str, text: str) -> None:
+    expected = reference_of(kind)(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert ours_of(kind).encode(text).tolist() == expected
+
+
+@every_kind
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 399)), st.data())
+def test_any_ids_stream_to_what_they_decode_to(kind: str, drawn: list[int], data: st.DataObject) -> None:
+    """From whatever place on: the text up to there, and what streams after it. It is the library's where that finds
+    no bytes that are no text; there each wrong place is one U+FFFD, and what is right stays.
+    """
+    tokenizer = ours_of(kind)
+    ids = [token % tokenizer.vocab_size for token in drawn]
+    decoder = tokenizer.stream_decoder()
+    pieces = [decoder.push(token) for token in ids]
+    whole = tokenizer.decode(ids)
+    assert "".join(pieces) + decoder.finish() == whole
+    assert whole == tokenizer.decode_bytes(ids).decode("utf-8", "replace")
+    assert [decoder.push(token) for token in ids] == pieces, "it can be used afresh"
+    library = reference_of(kind).decode(ids, skip_special_tokens=True)
+    if "\ufffd" not in library:
+        assert whole == library
+    cut = data.draw(st.integers(0, len(ids)))
+    before = "".join(pieces[:cut])
+    assert tokenizer.decode(ids[:cut]).startswith(before)
+    assert len(tokenizer.decode(ids[:cut])) - len(before) <= 1, "no more waits than one character"
+
+
+@every_kind
+def test_the_work_for_a_token_does_not_grow_with_the_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = BpeTokenizer(json.loads(library_of(kind).to_str()))
+    ids = tokenizer.encode("the lazy 漢\ufffd\ufffd" * 40).tolist()
+    decode, longest = tokenizer._decode, [0]
+
+    def counted(given: list[int]) -> str:
+        longest[0] = max(longest[0], len(given))
+        return decode(given)
+
+    monkeypatch.setattr(tokenizer, "_decode", counted)
+    decoder = tokenizer.stream_decoder()
+    for token in ids:
+        decoder.push(token)
+    assert longest[0] <= 3
+
+
+@pytest.mark.parametrize("kind", ["llama", "unigram_bytes", "byte_level", "byte_level_among_others"])
+@given(st.binary(max_size=12))
+def test_bytes_come_back_as_they_are(kind: str, data: bytes) -> None:
+    names = ours_of(kind).tokens()
+    alphabet = {bytes([byte]): name for byte, name in enumerate(BYTES)}
+    if kind.startswith("byte_level"):
+        alphabet = {bytes([byte]): character for character, byte in byte_alphabet().items()}
+    ids = [names.index(alphabet[bytes([byte])]) for byte in data]
+    found = ours_of(kind).decode_bytes(ids)
+    assert found == data or b" " + found == data  # a space in front may be taken away
+
+
+@every_kind
+@pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, lambda t: pickle.loads(pickle.dumps(t))])
+def test_a_copy_reads_every_text_as_the_original(kind: str, way: Callable[[Tokenizer], Tokenizer]) -> None:
+    original = ours_of(kind).with_special_ids({"eos_id": 4})
+    original.notes = ("told",)
+    twin = way(original)
+    text = "the</s> [SEP] fox <unk> <s> [UNK] low"
+    assert twin.encode(text).tolist() == original.encode(text).tolist()
+    assert twin.fingerprint() == original.fingerprint()
+    assert twin.notes == original.notes
+    assert twin.decode(range(twin.vocab_size)) == original.decode(range(twin.vocab_size))
+    back = Tokenizer.from_json(json.loads(json.dumps(original.to_json())))
+    assert back.encode(text).tolist() == original.encode(text).tolist()
+    assert (back.eos_id, back.fingerprint()) == (4, original.fingerprint())
+
+
+@every_kind
+def test_names_of_special_tokens_in_a_text_are_text(kind: str) -> None:
+    tokenizer = ours_of(kind)
+    special = tokenizer.special - {tokenizer.unk_id}
+    text = " ".join(tokenizer.tokens()[token] for token in tokenizer.special)
+    assert special
+    assert special.isdisjoint(tokenizer.encode(f"the {text} low").tolist())
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+def test_a_special_name_is_text_where_the_model_looks_up_whole_words(ignore_merges: bool) -> None:
+    vocabulary = {"<s>": 0, "<": 1, "s": 2, ">": 3, "<s": 4}
+    library = Library(models.BPE(vocabulary, [("<", "s")], ignore_merges=ignore_merges))
+    library.add_special_tokens(["<s>"])
+    assert BpeTokenizer(json.loads(library.to_str())).encode("<s>").tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("unigram", "<unk>"), ("wordpiece", "[UNK]"), ("wordlevel", "[UNK]"), ("end_of_word", "<unk>")],
+)
+def test_the_unknown_token_is_known_of_every_model(kind: str, name: str) -> None:
+    tokenizer = ours_of(kind)
+    assert tokenizer.unk_id == tokenizer.tokens().index(name)
+    ids = tokenizer.encode("the ฿ low")
+    assert tokenizer.unk_id in ids
+    assert tokenizer.byte_lengths()[tokenizer.unk_id] == -1
+
+
+def test_a_fallback_without_all_bytes_loses_nothing_in_silence() -> None:
+    vocabulary = {"a": 0, "<0xC3>": 1, "<0xA9>": 2}
+    library = Library(models.BPE(vocabulary, [], byte_fallback=True))
+    tokenizer = BpeTokenizer(json.loads(library.to_str()))
+    assert tokenizer.encode("aé").tolist() == [0, 1, 2]
+    with refused("'è'", "no <unk>", kind=DataError):
+        tokenizer.encode("aè")
+
+
+def saved(folder: Path, *, end: str = "<|im_end|>", extra: tuple[str, ...] = (), **beside: Any) -> Path:
+    """A byte-level vocabulary file with its special tokens first, and files beside it."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        special_tokens=[end, *extra], initial_alphabet=alphabet, show_progress=False
+    )
+    library.train_from_iterator(["a"], trainer)
+    library.save(str(folder / "tokenizer.json"))
+    for name, content in beside.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    return folder / "tokenizer.json"
+
+
+def read(path: Path, **special: int | str) -> BpeTokenizer:
+    found = load_vocabulary(path, normalize=(), special_ids=special)
+    assert isinstance(found, BpeTokenizer)
+    return found
+
+
+ENDS = ("<|endoftext|>", "<a>", "<b>", "<c>")
+
+
+@pytest.mark.parametrize(
+    ("beside", "keys", "end", "why"),
+    [
+        ({}, {}, 0, "by its name"),
+        ({"special_tokens_map": {"eos_token": "<a>"}}, {}, 1, "special_tokens_map.json"),
+        (
+            {
+                "special_tokens_map": {"eos_token": "<a>"},
+                "tokenizer_config": {"eos_token": {"content": "<b>"}},
+            },
+            {},
+            2,
+            "tokenizer_config.json",
+        ),
+        ({"tokenizer_config": {"eos_token": "<b>"}}, {"eos_id": 3}, 3, "dataset.tokenizer.eos_id"),
+        ({"tokenizer_config": {"eos_token": "<b>"}}, {"eos_id": "<c>"}, 3, "dataset.tokenizer.eos_id"),
+        ({"tokenizer_config": {"eos_token": None, "model_max_length": 8}}, {}, 0, "by its name"),
+        ({"tokenizer_config": {"eos_token": "<gone>"}}, {}, 0, "by its name"),
+        ({}, {"eos_id": "a"}, 68, "dataset.tokenizer.eos_id"),
+    ],
+)
+def test_the_end_of_text_is_what_the_key_else_a_file_beside_else_a_known_name_says(
+    tmp_path: Path, beside: dict[str, Any], keys: dict[str, Any], end: int, why: str
+) -> None:
+    tokenizer = read(saved(tmp_path, end=ENDS[0], extra=ENDS[1:], **beside), **keys)
+    assert tokenizer.eos_id == end
+    assert f"(id {end}, " in tokenizer.notes[0]
+    assert why in tokenizer.notes[0]
+    assert tokenizer.decode([end]) == ""
+    assert tokenizer.byte_lengths()[end] == 0
+    assert end not in tokenizer.encode("<a> <b> <c> <|endoftext|>") or keys == {"eos_id": "a"}
+    assert any("'<gone>'" in note for note in tokenizer.notes) == ("<gone>" in str(beside))
+    assert ("texts that spell it end there" in tokenizer.notes[0]) == (end > 3)
+
+
+def test_begin_and_padding_are_named_in_the_same_ways(tmp_path: Path) -> None:
+    path = saved(tmp_path, extra=("<x>",), tokenizer_config={"bos_token": "<|im_end|>", "pad_token": "<x>"})
+    tokenizer = read(path, eos_id="<x>")
+    assert tokenizer.special_ids == {"bos_id": 0, "eos_id": 1, "pad_id": 1}
+
+
+def test_a_vocabulary_of_ours_keeps_its_special_tokens_unless_a_key_says_otherwise(tmp_path: Path) -> None:
+    made = read(saved(tmp_path), eos_id=0)
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(made.to_json()), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}', encoding="utf-8")
+    assert read(path).fingerprint() == made.fingerprint()
+    assert read(path, eos_id=5).eos_id == 5
+
+
+def test_saying_what_would_be_found_anyway_is_no_other_tokenizer(tmp_path: Path) -> None:
+    path = saved(tmp_path, end="</s>")
+    assert read(path, eos_id=0).fingerprint() == read(path).fingerprint()
+    assert read(path, eos_id=1).fingerprint() != read(path).fingerprint()
+
+
+def test_no_end_of_text_is_told_with_the_tokens_that_could_be_it(tmp_path: Path) -> None:
+    tokenizer = read(saved(tmp_path, extra=("<x>",)))
+    assert tokenizer.eos_id is None
+    assert "no end of text" in tokenizer.notes[0]
+    assert "'<|im_end|>' (0), '<x>' (1)" in tokenizer.notes[0]
+
+
+def test_special_tokens_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with refused("dataset.tokenizer.eos_id", "257", "ids 0 to 256", kind=ConfigError):
+        read(path, eos_id=257)
+    with refused("dataset.tokenizer.pad_id", "'<none>'", "tokenizer.json", kind=ConfigError):
+        read(path, pad_id="<none>")
+    for content in ('{"eos_token": 5}', '{"eos_token": ["a"]}', "[]", "{", ""):
+        (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
+        with refused("tokenizer_config.json", kind=DataError):
+            read(path)
+    broken = json.loads(path.read_bytes())
+    broken["added_tokens"][0]["id"] = 9
+    with refused("not a tokenizer.json", "'<|im_end|>'", kind=DataError):
+        BpeTokenizer(broken)
+
+
+def test_ids_without_a_token_stand_for_nothing() -> None:
+    library = Library(models.WordLevel({"a": 0, "b": 4, "[UNK]": 2}, unk_token="[UNK]"))
+    library.decoder = decoders.Metaspace()
+    tokenizer = BpeTokenizer(json.loads(library.to_str()))
+    decoder = tokenizer.stream_decoder()
+    assert [decoder.push(token) for token in (1, 0, 3, 4)] == ["", "a", "", "b"]
+    assert tokenizer.decode([1, 0, 3, 4]) == "ab"
+    with refused("outside the vocabulary of 5", kind=DataError):
+        decoder.push(5)
