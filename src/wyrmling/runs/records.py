@@ -106,7 +106,7 @@ def build_run_record(
         "training_gradient_accumulation_steps": accumulation,
         "training_effective_batch_size": training.batch_size * accumulation,
         "training_checkpoint_interval_iters": training.checkpoint_interval_iters,
-        "training_execution_form": "default_stateful",
+        "training_execution_form": execution_form(tbptt_chunk_size=training.tbptt_chunk_size),
         "training_launch_mode_requested": training.launch_mode,
         "optimizer_spec": optimizer.model_dump(mode="json"),
         "overrides": config.model.model_dump(mode="json", exclude_defaults=True),
@@ -120,6 +120,13 @@ def build_run_record(
         "choices": [{"name": choice.name, "value": choice.value, "reason": choice.reason} for choice in made],
         "versions": dict(versions),
     }
+
+
+def execution_form(*, pipeline_enabled: bool = False, tbptt_chunk_size: int | None = None) -> str:
+    """`pipeline`, `tbptt` (a step's block is cut into chunks with carried state), or `default_stateful`."""
+    if pipeline_enabled:
+        return "pipeline"
+    return "tbptt" if tbptt_chunk_size is not None else "default_stateful"
 
 
 def state_layout(config: Config) -> dict[str, Any]:

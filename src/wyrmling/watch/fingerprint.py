@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..runs.records import execution_form
+
 Line = tuple[str, str]
 
 
@@ -36,13 +38,6 @@ def parallel_runtime(
         tp_size=tp_size,
         process_group=process_group,
     )
-
-
-def execution_form(*, pipeline_enabled: bool = False, tbptt_chunk_size: int | None = None) -> str:
-    """`pipeline`, `tbptt` (a step's block is cut into chunks with carried state), or `default_stateful`."""
-    if pipeline_enabled:
-        return "pipeline"
-    return "tbptt" if tbptt_chunk_size is not None else "default_stateful"
 
 
 def training_path(
