@@ -260,6 +260,12 @@ EXAMPLES: dict[str, list[Example]] = {
             "text of its own (id 0), and neither begin nor padding",
         ),
     ],
+    "ids-have-no-text-between": [
+        (
+            PRETOKENIZED | IDS | {"dataset.document_separator": "-"},
+            'dataset.document_separator cannot be combined with dataset.tokenizer.type = "pretokenized"',
+        ),
+    ],
     "special-tokens-are-tokens": [
         (
             PRETOKENIZED | IDS | {"dataset.tokenizer.eos_id": 10},

@@ -60,12 +60,16 @@ def config_from_dict(data: Mapping[str, Any], origin: str = "given") -> Config:
 def recorded_config(data: Mapping[str, Any], origin: str) -> Config:
     """The configuration that a run recorded: what was not a key yet has the value that it had then.
 
-    Runs from before `optimizer.decay_convolutions` let no convolution decay, and the heads of their Mamba memories have
-    up to 128 channels where `headdim` is unset.
+    Runs from before `dataset.document_separator` had nothing between documents. Runs from before
+    `optimizer.decay_convolutions` let no convolution decay, and the heads of their Mamba memories have up to 128
+    channels where `headdim` is unset.
 
     Raises:
         ConfigError: as `config_from_dict`.
     """
+    dataset = data.get("dataset")
+    if isinstance(dataset, Mapping) and "document_separator" not in dataset:
+        data = {**data, "dataset": {**dataset, "document_separator": ""}}
     optimizer, model = data.get("optimizer"), data.get("model")
     if not isinstance(optimizer, Mapping) or "decay_convolutions" in optimizer:
         return config_from_dict(data, origin)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ..config import Config, cache_directory
 from ..errors import DataError, WyrmlingError
 from ..text.sources import Piece, Source, open_source, open_validation_source
+from ..text.sources.base import Tally, separated
 from ..text.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 from .encoding import Progress, checked_ids
 from .format import VERSION
@@ -29,7 +30,7 @@ Texts = str | Sequence[str]
 Ids = npt.NDArray[Any] | Sequence[npt.NDArray[Any]]
 """One document of token ids, or several."""
 
-_TRAINED = ("char", "bpe")
+_LEARNED = ("char", "bpe")
 
 
 @dataclass
@@ -55,13 +56,24 @@ class Dataset:
             self.fingerprint = digest_of([self.tokenizer.fingerprint(), parts])
 
     @classmethod
-    def from_texts(cls, train: Texts, validation: Texts | None = None, *, tokenizer: Tokenizer) -> Dataset:
+    def from_texts(
+        cls,
+        train: Texts,
+        validation: Texts | None = None,
+        *,
+        tokenizer: Tokenizer,
+        document_separator: str | None = None,
+    ) -> Dataset:
         """A dataset of texts in memory; a list is a list of documents, each followed by EOS if there is one.
+
+        Args:
+            document_separator: as the key of `[dataset]`: added to documents that do not end with it.
 
         Raises:
             DataError: nothing but empty texts, or characters that the tokenizer refuses.
         """
-        return cls._in_memory(_text_pieces, train, validation, tokenizer)
+        separator = _separator(document_separator, tokenizer)
+        return cls._in_memory(partial(_text_pieces, separator=separator), train, validation, tokenizer)
 
     @classmethod
     def from_tokens(cls, train: Ids, validation: Ids | None = None, *, tokenizer: Tokenizer) -> Dataset:
@@ -118,13 +130,21 @@ def prepare_dataset(
     """
     settings = config.dataset
     cache = cache_directory(config)
-    source = open_source(settings, cache_dir=cache)
-    validation_source = open_validation_source(settings, cache_dir=cache)
+    if tokenizer is None and not _is_learned(settings.tokenizer):
+        tokenizer = build_tokenizer(settings.tokenizer, lambda: iter(()))
+    separator = _separator(settings.document_separator, tokenizer, learned=settings.tokenizer.type)
+    source = open_source(settings, cache_dir=cache, separator=separator)
+    validation_source = open_validation_source(settings, cache_dir=cache, separator=separator)
     divided = validation_source is None and settings.train_split_ratio < 1
     if tokenizer is None:
-        tokenizer = _build_tokenizer(settings, source, divided, cache)
+        tokenizer = _learned_tokenizer(settings, source, divided, cache)
     store = _store(source, tokenizer, cache, progress)
-    notes = [*tokenizer.notes, *store.notes, *source.notes, *_notes_on_ends(tokenizer, store)]
+    notes = [
+        *tokenizer.notes,
+        *store.notes,
+        *source.notes,
+        *_notes_on_ends(settings, tokenizer, store, separator),
+    ]
     if validation_source is None:
         train, validation = _cut(store, settings, source_names(source))
     else:
@@ -143,11 +163,34 @@ def _store(source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress
     return build_store(cache / "tokens" / f"{key}.tokens", source, tokenizer, progress=progress)
 
 
-def _build_tokenizer(settings: Any, source: Source, divided: bool, cache: Path) -> Tokenizer:
-    """The configured tokenizer; one that must be trained is trained once for the same text and settings."""
+def _is_learned(table: Any) -> bool:
+    """Whether a tokenizer's vocabulary follows from the text."""
+    return table.type in _LEARNED and table.vocab_path is None
+
+
+def _separator(configured: str | None, tokenizer: Tokenizer | None, learned: str = "") -> bytes:
+    """What stands between documents: the configured text; else nothing where their end is a token, else a line end
+    where the vocabulary has it.
+
+    Args:
+        tokenizer: None where it is still to be learned, as `learned`: "bpe" will have an end of text, "char" none.
+    """
+    if configured is not None:
+        return configured.encode()
+    if tokenizer is None:
+        return b"" if learned == "bpe" else b"\n"
+    if tokenizer.eos_id is not None or tokenizer.kind == "pretokenized":
+        return b""
+    try:
+        ids = tokenizer.encode(b"\n").tolist()
+    except DataError:
+        ids = []
+    return b"\n" if ids and tokenizer.unk_id not in ids else b""
+
+
+def _learned_tokenizer(settings: Any, source: Source, divided: bool, cache: Path) -> Tokenizer:
+    """The configured tokenizer, learned once for the same text and settings."""
     table = settings.tokenizer
-    if table.type not in _TRAINED or table.vocab_path is not None:
-        return build_tokenizer(table, source.pieces)
     pieces = source.pieces
     if divided:
         pieces = partial(
@@ -190,12 +233,18 @@ def _whole(store: TokenStore, name: str, where: str = "the given data") -> Split
     return Split(store, 0, len(store), name, where)
 
 
-def _notes_on_ends(tokenizer: Tokenizer, store: TokenStore) -> Iterator[str]:
-    if tokenizer.kind == "bpe" and tokenizer.eos_id is None and len(store.document_starts) > 1:
+def _notes_on_ends(settings: Any, tokenizer: Tokenizer, store: TokenStore, separator: bytes) -> Iterator[str]:
+    documents = len(store.document_starts)
+    if documents < 2 or tokenizer.eos_id is not None or tokenizer.kind == "pretokenized":
+        return
+    together = f"the {documents} documents run together"
+    if tokenizer.kind == "bpe":
+        together = "" if separator else f"{together} and "
         yield (
-            f"no end of text is known, so the {len(store.document_starts)} documents run together and generation "
-            "never ends by itself: set dataset.tokenizer.eos_id"
+            f"no end of text is known, so {together}generation never ends by itself: set dataset.tokenizer.eos_id"
         )
+    elif not separator and settings.document_separator is None:
+        yield f"{together}: dataset.document_separator names a text to put between them"
 
 
 def _notes_on_validation(config: Config, store: TokenStore, validation: TokenStore) -> Iterator[str]:
@@ -205,15 +254,19 @@ def _notes_on_validation(config: Config, store: TokenStore, validation: TokenSto
         yield "dataset.train_split_ratio is not used: validation has a source of its own"
 
 
-def _text_pieces(texts: Texts, origin: str, vocab_size: int) -> Iterator[Piece]:
+def _text_pieces(texts: Texts, origin: str, vocab_size: int, *, separator: bytes) -> Iterator[Piece]:
     documents = [texts] if isinstance(texts, str) else texts
-    for number, text in enumerate(documents):
-        try:
-            yield Piece(text.encode(), True, f"{origin} text {number}", 0)
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{origin} text {number}: character {error.start} is half of a surrogate pair, not text"
-            ) from error
+
+    def pieces() -> Iterator[Piece]:
+        for number, text in enumerate(documents):
+            try:
+                yield Piece(text.encode(), True, f"{origin} text {number}", 0)
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{origin} text {number}: character {error.start} is half of a surrogate pair, not text"
+                ) from error
+
+    return separated(pieces(), separator, Tally())
 
 
 def _id_pieces(ids: Ids, origin: str, vocab_size: int) -> Iterator[Piece]:

@@ -32,8 +32,8 @@ from ..runs import RunDirectory, find_run, newest_in
 from ..runs.environment import given_run
 from ..watch.events import Message
 
-# What a resumed run may change: how long, how often, what is shown, where things lie. A changed path is harmless
-# because the text's fingerprint is compared.
+# What a resumed run may change: how long, how often, what is shown, where things lie. A changed path, delimiter or
+# separator is harmless because the text's fingerprint is compared.
 CHANGEABLE = (
     "training.max_iters",
     "training.epochs",
@@ -52,8 +52,11 @@ CHANGEABLE = (
     "training.init_checkpoint_path",
     "training.init_checkpoint_step",
     "dataset.cache_dir",
+    "dataset.delimiter",
+    "dataset.document_separator",
     "dataset.path",
     "dataset.local_dir",
+    "dataset.validation.delimiter",
     "dataset.validation.path",
     "dataset.validation.local_dir",
     "dataset.tokenizer.vocab_path",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
@@ -60,9 +61,13 @@ def stored_choices(
     if different is not None:
         raise CheckpointError(f"{run.name} was trained with another tokenizer: {different}")
     if record["data"]["fingerprint"] != dataset.fingerprint:
+        remedy = "put the old text back"
+        separator = run.training_config().dataset.document_separator
+        if separator != config.dataset.document_separator:
+            remedy += f" (its dataset.document_separator was {json.dumps(separator)})"
         raise CheckpointError(
             f"{run.name} was trained on another text: the fingerprint is {dataset.fingerprint[:12]}, it was "
-            f"{record['data']['fingerprint'][:12]}; put the old text back, or start a new run"
+            f"{record['data']['fingerprint'][:12]}; {remedy}, or start a new run"
         )
     old, new = record["versions"]["torch"], versions()["torch"]
     if old != new:

@@ -148,6 +148,12 @@ def _ids(config: Config) -> Iterator[Problem]:
             )
 
 
+@BOOK.rule("ids-have-no-text-between", "`document_separator` is text: documents of token ids have none.")
+def _separator(config: Config) -> Iterator[Problem]:
+    if config.dataset.document_separator and isinstance(config.dataset.tokenizer, PretokenizedTokenizer):
+        yield exclusive("dataset.document_separator", 'dataset.tokenizer.type = "pretokenized"')
+
+
 @BOOK.rule(
     "special-tokens-are-tokens",
     "`bos_id`, `eos_id`, `pad_id` and `unk_id` are below `dataset.tokenizer.vocab_size`.",

@@ -35,6 +35,11 @@ class DatasetOptions(Table):
     split: Literal["ratio", "documents"] = Field(
         default="ratio", description='"ratio": cut the stream of tokens; "documents": cut between documents.'
     )
+    document_separator: str | None = Field(
+        default=None,
+        description="Text added to a document that does not end with it, where another one follows; unset: none if the "
+        'tokenizer has an end of text, else a line end. "" adds nothing.',
+    )
     tokenizer: Annotated[TokenizerConfig, Kinds(*TOKENIZERS)] = Field(
         default_factory=ByteTokenizer, description="How text becomes numbers."
     )

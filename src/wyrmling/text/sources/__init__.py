@@ -40,21 +40,24 @@ __all__ = [
 ]
 
 
-def open_source(config: Any, *, cache_dir: Path) -> Source:
+def open_source(config: Any, *, cache_dir: Path, separator: bytes = b"") -> Source:
     """The source of a dataset table (or of its validation table).
 
     Args:
         config: the table; read are `type`, the keys of that type and, if there is one, `tokenizer.type`
             (the byte tokenizer takes invalid UTF-8 as it is, so nothing is replaced for it).
         cache_dir: where downloads are kept; created when needed.
+        separator: what stands between documents, as UTF-8.
 
     Raises:
         ConfigError, DataError, StorageError: one line that says what is wrong, where, and what to do.
     """
-    return _open(config, cache_dir, getattr(config, "tokenizer", None))
+    source = _open(config, cache_dir, getattr(config, "tokenizer", None))
+    source.separator = separator
+    return source
 
 
-def open_validation_source(config: Any, *, cache_dir: Path) -> Source | None:
+def open_validation_source(config: Any, *, cache_dir: Path, separator: bytes = b"") -> Source | None:
     """The source of validation text that the dataset names itself: its `validation` table, else the
     validation files of a `hugging_face` repository. None when there is neither, and the text must be split.
 
@@ -63,10 +66,13 @@ def open_validation_source(config: Any, *, cache_dir: Path) -> Source | None:
     """
     table = getattr(config, "validation", None)
     if table is not None:
-        return _open(table, cache_dir, getattr(config, "tokenizer", None))
-    if config.type == "hugging_face" and config.validation_files:
-        return open_hugging_face(config, cache_dir=cache_dir, validation=True)
-    return None
+        source = _open(table, cache_dir, getattr(config, "tokenizer", None))
+    elif config.type == "hugging_face" and config.validation_files:
+        source = open_hugging_face(config, cache_dir=cache_dir, validation=True)
+    else:
+        return None
+    source.separator = separator
+    return source
 
 
 def open_one_text(config: Any, path: Path) -> Source:

@@ -42,6 +42,8 @@ class Source(ABC):
     """Where text (or tokens) comes from. Passes are repeatable: `pieces` gives the same every time it is
     called.
 
+    `separator` (bytes of UTF-8, none at first) is what stands between documents: see `separated`.
+
     Args:
         kind: the `type` of the dataset table.
         files: the files read, in order.
@@ -56,6 +58,7 @@ class Source(ABC):
         self.files = tuple(files)
         self._settings = dict(settings)
         self._opening_notes = tuple(notes)
+        self.separator = b""
         self._tally = Tally()
 
     @property
@@ -76,6 +79,7 @@ class Source(ABC):
             "type": self.kind,
             "reader": READER_VERSION,
             **self._settings,
+            "separator": self.separator.decode(),
             "files": [file.signature() for file in self.files],
         }
 
@@ -87,11 +91,15 @@ class Source(ABC):
             StorageError: the system refuses to let a file be read.
         """
         self._tally = tally = Tally()
-        for piece in self._read(tally):
-            tally.documents += piece.starts_document
-            if isinstance(piece.data, bytes):
-                tally.crlf += piece.data.count(b"\r\n")
-            yield piece
+
+        def read() -> Iterator[Piece]:
+            for piece in self._read(tally):
+                tally.documents += piece.starts_document
+                if isinstance(piece.data, bytes):
+                    tally.crlf += piece.data.count(b"\r\n")
+                yield piece
+
+        yield from separated(read(), self.separator, tally)
         if not tally.documents:
             raise DataError(self._emptiness(tally))
 
@@ -107,6 +115,31 @@ class Source(ABC):
         if tally.skipped:
             reasons.append(tally.skips())
         return f"{where}: nothing to train on ({'; '.join(reasons) or 'no documents'})"
+
+
+def separated(pieces: Iterable[Piece], separator: bytes, tally: Tally) -> Iterator[Piece]:
+    """The same documents with `separator` at the end of each that another one follows and that does not end with it.
+
+    So it is text of the document before, what learns a vocabulary sees it, and a single document stays as it is.
+    Documents of token ids stay as they are.
+    """
+    if not separator:
+        yield from pieces
+        return
+    held: Piece | None = None
+    tail = b""
+    for piece in pieces:
+        if held is not None:
+            if piece.starts_document and isinstance(held.data, bytes) and held.data and tail != separator:
+                held = Piece(held.data + separator, held.starts_document, held.origin, held.offset)
+                tally.separated, tally.separator = tally.separated + 1, separator
+            yield held
+        if isinstance(piece.data, bytes):
+            end = piece.data[-len(separator) :]
+            tail = end if piece.starts_document else (tail + end)[-len(separator) :]
+        held = piece
+    if held is not None:
+        yield held
 
 
 def text_document(parts: Iterable[bytes], tally: Tally, origin: str, offset: int = 0) -> Iterator[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ class Tally:
     decoded_though_utf8: list[str] = field(default_factory=list)
     crlf: int = 0
     replaced: int = 0
+    separated: int = 0
+    separator: bytes = b""
     limit_reached: int | None = None
 
     def skip(self, kind: str, reason: str) -> None:
@@ -76,6 +79,11 @@ class Tally:
         lines += [f"{what}: {count}, the first: {place}" for what, (count, place) in self.remarks.items()]
         if self.replaced:
             lines.append(f"{counted(self.replaced, 'invalid byte sequence')} replaced by U+FFFD")
+        if self.separated:
+            lines.append(
+                f"documents are kept apart by {json.dumps(self.separator.decode())}, added to "
+                f"{self.separated} of {self.documents} (dataset.document_separator)"
+            )
         if self.limit_reached is not None:
             lines.append(f"stopped after max_records = {self.limit_reached}")
         return lines
