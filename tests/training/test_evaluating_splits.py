@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import pickle
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import wyrmling
 from wyrmling import Config
+from wyrmling.cli.main import app
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.data.dataset import Dataset
+from wyrmling.data.streams import Documents
 from wyrmling.errors import DataError
 from wyrmling.model import Model
-from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer
-from wyrmling.training.evaluation import Evaluation, evaluate_split, validate
+from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer, Tokenizer
+from wyrmling.training.evaluate import _split
+from wyrmling.training.evaluation import (
+    Evaluation,
+    evaluate_split,
+    read_side_by_side,
+    sample_of,
+    validate,
+)
 from wyrmling.training.machine import Machine
 
 Make = Callable[..., Config]
@@ -204,5 +217,118 @@ def test_small_batches_read_together_lose_nothing(
     assert joined.text_bytes == alone.text_bytes
     assert joined.loss == pytest.approx(alone.loss, rel=1e-12)
     if whole:
-        assert told[-1] == (8, 8)
+        assert told[-1] == (split.stop - 1, split.stop - 1)
         assert told == sorted(set(told))
+
+
+DOCUMENTS = st.lists(st.integers(1, 40), min_size=2, max_size=9).filter(lambda lengths: max(lengths) > 1)
+
+
+@settings(max_examples=15)
+@given(lengths=DOCUMENTS, block=st.integers(1, 16), rows=st.integers(1, 4), carry=st.booleans())
+def test_documents_apart_are_scored_each_from_its_own_start(
+    lengths: list[int], block: int, rows: int, carry: bool
+) -> None:
+    """By hand, document by document: read through with a living state, or block after block from an empty one. What
+    is measured does not depend on how many are read side by side, and a document's first token is no target.
+    """
+    ours = model()
+    texts = [bytes((7 * i * i + 3 * i + n) % 125 for i in range(n)).decode() for n in lengths]
+    split = Dataset.from_texts(texts, tokenizer=BYTES).train
+    apart = Documents.of(split.document_starts, len(split))
+    found = evaluate_split(
+        ours, split, BYTES, MACHINE, block_size=block, rows=rows, carry_state=carry, documents=apart
+    )
+    total = 0.0
+    with torch.no_grad():
+        for text in texts:
+            ids = torch.tensor(list(text.encode()))[None]
+            step = block if not carry else len(text)
+            for inputs, wanted in zip(ids[:, :-1].split(step, 1), ids[:, 1:].split(step, 1), strict=True):
+                if inputs.numel():
+                    total += float(ours.token_losses(ours(inputs)[0], wanted).sum())
+    assert found.targets == found.text_bytes == sum(n - 1 for n in lengths)
+    assert found.loss == pytest.approx(total / found.targets, rel=1e-9)
+    assert found.documents == sum(n > 1 for n in lengths)
+    if not carry:
+        whole = validate(
+            ours, split, BYTES, MACHINE, block_size=block, rows=rows, batches=999, seed=1, documents=apart
+        )
+        assert whole.loss == pytest.approx(found.loss, rel=1e-12)
+        assert whole.targets == found.targets
+
+
+@given(lengths=DOCUMENTS, block=st.integers(1, 16), batches=st.integers(1, 4), seed=st.integers(0, 9))
+def test_a_sample_of_documents_crosses_no_border_and_repeats_nothing(
+    lengths: list[int], block: int, batches: int, seed: int
+) -> None:
+    split = Dataset.from_texts(["x" * n for n in lengths], tokenizer=BYTES).train
+    apart = Documents.of(split.document_starts, len(split))
+    sample = sample_of(split, apart, block_size=block, rows=2, batches=batches, seed=seed)
+    again = sample_of(split, apart, block_size=block, rows=2, batches=batches, seed=seed)
+    assert (sample.starts == again.starts).all()
+    assert len(sample) == min(2 * batches, sum(-(-(n - 1) // block) for n in lengths))
+    read = [t for s, n in zip(sample.starts, sample.targets, strict=True) for t in range(s + 1, s + n + 1)]
+    assert len(set(read)) == len(read)
+    assert not set(read) & set(split.document_starts.tolist())
+
+
+def test_long_and_short_documents_are_read_in_few_and_full_batches() -> None:
+    """Like beside like: a thousand short documents cost a few batches, and a long one does not make them long."""
+    split = Dataset.from_texts(["x" * 3000, *["y" * 9] * 1000], tokenizer=BYTES).train
+    apart = Documents.of(split.document_starts, len(split))
+    shapes = [tuple(reading.tokens.shape) for reading in read_side_by_side(split, apart, 64, 4)]
+    assert shapes[0] == (4, 64)
+    assert set(shapes[1:47]) == {(1, 64), (1, 55)}
+    assert all(rows == 64 and width == 8 for rows, width in shapes[47:-1])
+    assert len(shapes) == 47 + 16
+    assert sum(rows * width for rows, width in shapes) < 1.1 * len(split)
+
+
+LINES = ("dataset.documents=line", "dataset.split=documents", "training.order=streaming")
+
+
+def test_a_run_is_scored_as_it_was_trained(tiny_config: Make, tmp_path: Path) -> None:
+    """Document by document where its order knows documents: validation, split, training split and a file alike; and
+    as one text where it does not. The command says which.
+    """
+    every = "training.validation_batches=1000"
+    streamed = wyrmling.load_run(wyrmling.train(tiny_config(*LINES, every)).run.path)
+    split = _split(streamed, "validation", print)
+    with torch.no_grad():
+        model, total = streamed.model, 0.0
+        for start, stop in pairwise([*split.document_starts.tolist(), len(split)]):
+            ids = torch.from_numpy(split.read(start, stop - start))[None]
+            total += float(model.token_losses(model(ids[:, :-1])[0], ids[:, 1:]).sum())
+    found = wyrmling.evaluate(streamed)
+    assert found.documents == len(split.document_starts)
+    assert found.loss == pytest.approx(total / (len(split) - found.documents), rel=1e-5)
+    reset = wyrmling.evaluate(streamed, carry_state=False)
+    assert reset.loss == pytest.approx(
+        json.loads((streamed.run.checkpoints / "step-000000012/progress.json").read_text())[
+            "validation_loss"
+        ],
+        rel=1e-5,
+    )
+    file = tmp_path / "lines.txt"
+    file.write_bytes(streamed.tokenizer.decode_bytes(split.read(0, len(split))))
+    assert wyrmling.evaluate(streamed, text=file).loss == pytest.approx(found.loss, rel=1e-5)
+    said = CliRunner().invoke(app, ["evaluate", str(streamed.run.path)])
+    assert f"{found.documents:,} documents apart" in said.output
+    glued = wyrmling.load_run(wyrmling.train(tiny_config(*LINES[:2])).run.path)
+    assert wyrmling.evaluate(glued).documents is None
+    assert wyrmling.evaluate(glued).targets == len(split) - 1
+    said = CliRunner().invoke(app, ["evaluate", str(glued.run.path), "--text", str(file)])
+    assert "as one text" in said.output
+
+
+def test_a_validation_split_without_a_target_is_refused_before_anything_is_written(
+    tiny_config: Make, tmp_path: Path
+) -> None:
+    config = tiny_config(*LINES, "dataset.train_split_ratio=0.9")
+    dataset = Dataset.from_tokens(
+        np.arange(300), [np.array([n]) for n in range(80)], tokenizer=PretokenizedTokenizer(300)
+    )
+    with pytest.raises(DataError, match=r"no target in any document of the validation split"):
+        wyrmling.train(config, dataset=dataset)
+    assert not (tmp_path / "runs").exists()

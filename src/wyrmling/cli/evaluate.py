@@ -25,7 +25,10 @@ def evaluate(
     ] = "validation",
     state: Annotated[
         Literal["carry", "reset"],
-        typer.Option(help="Carry the state through the text, or start every block anew."),
+        typer.Option(
+            help="Carry the state through the text (through each document, where the run was trained document by "
+            "document), or start every block anew."
+        ),
     ] = "carry",
     checkpoint: Annotated[str, typer.Option(help="latest, best, or a step.")] = "latest",
     rows: Annotated[
@@ -58,13 +61,20 @@ def evaluate(
         _probe(loaded, text, split, rows, probe_length, json)
         return
     found = run_evaluation(
-        loaded, text=text, split=split, carry_state=state == "carry", rows=rows, block_size=block_size
+        loaded,
+        text=text,
+        split=split,
+        carry_state=state == "carry",
+        rows=rows,
+        block_size=block_size,
+        note=_note,
     )
     figures = {
         "run": loaded.run.name,
         "step": loaded.step,
         "text": split if text is None else str(text),
         "state": state,
+        "documents": found.documents,
         "tokens": found.targets,
         "loss": found.loss,
         "perplexity": found.perplexity,
@@ -83,8 +93,10 @@ def evaluate(
         }
         typer.echo(writer.dumps(finite))
         return
+    read = "as one text" if found.documents is None else f"{found.documents:,} documents apart"
     typer.echo(
-        f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}), {found.targets:,} tokens"
+        f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}, {read}), "
+        f"{found.targets:,} tokens"
     )
     typer.echo(f"loss           {found.loss:.4f} nats per token")
     typer.echo(f"perplexity     {found.perplexity:.3f}")
@@ -97,6 +109,10 @@ def evaluate(
     if found.textless_loss is not None:
         ends = f"{found.textless:,} tokens without text, which bits per byte leave out"
         typer.echo(f"ends of text   {found.textless_loss:.4f} nats per token over {ends}")
+
+
+def _note(line: str) -> None:
+    typer.echo(f"text: {line}", err=True)
 
 
 def _probe(
@@ -115,7 +131,7 @@ def _probe(
     from ..training import probe
     from ..watch.probe import write_probe
 
-    found = probe(loaded, text=text, split=split, rows=rows, period=length)
+    found = probe(loaded, text=text, split=split, rows=rows, period=length, note=_note)
     record = {
         "run": loaded.run.name,
         "step": loaded.step,

@@ -56,7 +56,6 @@ class BatchLoader:
         self.split = split
         self.order = order
         self.block_size = block_size
-        self._tokens = split.tokens
 
     def batch(self, step: int, rows: Iterable[int] | Rows) -> Batch:
         """The given global rows of the batch of `step`.
@@ -67,7 +66,7 @@ class BatchLoader:
         """
         numbers = np.array(rows if isinstance(rows, range | np.ndarray) else list(rows), dtype=np.int64)
         windows = self.order.windows(step, numbers)
-        tokens, targets = self._gather(windows)
+        tokens, targets = gather(self.split, windows, self.block_size)
         reset = None if windows.reset is None else torch.from_numpy(windows.reset.copy())
         return Batch(
             step,
@@ -96,29 +95,34 @@ class BatchLoader:
 
         return Prefetcher(make, first_step, stop, depth)
 
-    def _gather(self, windows: Windows) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Inputs and targets [R, T]: one contiguous copy per row, then masks for what windows leave empty."""
-        starts, lengths = windows.starts, windows.lengths
-        stops = starts + lengths + 1
-        if len(starts) and (starts.min() < 0 or stops[lengths > 0].max(initial=0) > len(self._tokens)):
-            raise ValueError(f"windows reach {stops.max()}, the split has {len(self._tokens)} tokens")
-        if len(lengths) and (lengths.min() < 0 or lengths.max() > self.block_size):
-            raise ValueError(
-                f"windows of up to {lengths.max()} tokens do not fit blocks of {self.block_size}"
-            )
-        read = np.full((len(starts), self.block_size + 1), PADDING, dtype=np.int64)
-        for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            if stop > start + 1:
-                self.split.check_tokens(start, stop)
-                read[row, : stop - start] = self._tokens[start:stop]
-        if read.size and read.max() >= self.split.store.vocab_size:
-            raise DataError(
-                f"{self.split.where}: its tokens were altered while they were read (token {read.max()} is outside the "
-                "vocabulary); run again"
-            )
-        tokens, targets = read[:, :-1].copy(), read[:, 1:].copy()
-        if len(lengths) and lengths.min() < self.block_size:
-            empty = np.arange(self.block_size) >= lengths[:, None]
-            tokens[empty] = PADDING
-            targets[empty] = IGNORED
-        return tokens, targets
+
+def gather(
+    split: Split, windows: Windows, block_size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Inputs and targets [R, block_size] of windows: one contiguous copy per row, then masks for what they leave empty.
+
+    Raises:
+        ValueError, DataError: as `BatchLoader.batch`.
+    """
+    starts, lengths, source = windows.starts, windows.lengths, split.tokens
+    stops = starts + lengths + 1
+    if len(starts) and (starts.min() < 0 or stops[lengths > 0].max(initial=0) > len(source)):
+        raise ValueError(f"windows reach {stops.max()}, the split has {len(source)} tokens")
+    if len(lengths) and (lengths.min() < 0 or lengths.max() > block_size):
+        raise ValueError(f"windows of up to {lengths.max()} tokens do not fit blocks of {block_size}")
+    read = np.full((len(starts), block_size + 1), PADDING, dtype=np.int64)
+    for row, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        if stop > start + 1:
+            split.check_tokens(start, stop)
+            read[row, : stop - start] = source[start:stop]
+    if read.size and read.max() >= split.store.vocab_size:
+        raise DataError(
+            f"{split.where}: its tokens were altered while they were read (token {read.max()} is outside the "
+            "vocabulary); run again"
+        )
+    tokens, targets = read[:, :-1].copy(), read[:, 1:].copy()
+    if len(lengths) and lengths.min() < block_size:
+        empty = np.arange(block_size) >= lengths[:, None]
+        tokens[empty] = PADDING
+        targets[empty] = IGNORED
+    return tokens, targets

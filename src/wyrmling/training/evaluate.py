@@ -10,7 +10,7 @@ from ..data.dataset import prepare_dataset
 from ..data.store import Split, store_in_memory
 from ..errors import DataError
 from ..text.sources import open_one_text
-from .evaluation import Evaluation, evaluate_split
+from .evaluation import Evaluation, documents_apart, evaluate_split
 from .loading import LoadedRun
 from .probing import Distance, probe_state
 
@@ -24,19 +24,26 @@ def evaluate(
     rows: int | None = None,
     block_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
-    """The loss over every token of a text exactly once (but the first, which nothing predicts).
+    """The loss over every target of a text exactly once: every token but the first, which nothing predicts.
+
+    A run that was trained document by document (`training.order = "streaming"`) is scored so: the state starts anew
+    where a document does, and a document's first token is no target. `Evaluation.documents` says how many there were.
 
     Args:
-        text: a file to evaluate on; None takes a split of the run's data.
-        carry_state: read on with a living state through the whole text; False starts every block anew.
-        rows: shares of the text that are read side by side; default 1 for a file, the training batch for a split.
+        text: a file to evaluate on, with documents as in the run's own files of text; None takes a split of its data.
+        carry_state: read on with a living state through the whole text, or document; False starts every block anew.
+        rows: shares of the text, or documents, that are read side by side; default 1 for a file, the training batch
+            for a split.
         block_size: tokens per block; default the training block.
+        progress: told of targets done and in all.
+        note: told what a person should know about the data, such as token files that were built anew.
     Raises:
         DataError: no such file or split, a text of fewer than two tokens, characters outside the vocabulary.
     """
     training = loaded.config.training
-    chosen = _file(loaded, Path(text)) if text is not None else _split(loaded, split)
+    chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
     return evaluate_split(
         loaded.model,
         chosen,
@@ -45,6 +52,7 @@ def evaluate(
         block_size=block_size or training.block_size,
         rows=rows or (1 if text is not None else training.batch_size),
         carry_state=carry_state,
+        documents=documents_apart(chosen, training),
         progress=progress,
     )
 
@@ -57,24 +65,34 @@ def probe(
     rows: int | None = None,
     period: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> list[Distance]:
     """What a living state is worth, by distance from the point where it would have been emptied; see `probing`.
 
     Args:
+        text, split, rows, progress, note: as for `evaluate`.
         period: tokens between two such points, a multiple of 64; default: as long as leaves some 32 segments.
     Raises:
         ConfigError: another period.
         DataError: as `evaluate`, and a text that is too short.
     """
-    chosen = _file(loaded, Path(text)) if text is not None else _split(loaded, split)
-    side_by_side = rows or (1 if text is not None else loaded.config.training.batch_size)
+    training = loaded.config.training
+    chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
     return probe_state(
-        loaded.model, chosen, loaded.machine, rows=side_by_side, period=period, progress=progress
+        loaded.model,
+        chosen,
+        loaded.machine,
+        rows=rows or (1 if text is not None else training.batch_size),
+        period=period,
+        documents=documents_apart(chosen, training),
+        progress=progress,
     )
 
 
-def _split(loaded: LoadedRun, name: str) -> Split:
+def _split(loaded: LoadedRun, name: str, note: Callable[[str], None]) -> Split:
     dataset = prepare_dataset(loaded.config, tokenizer=loaded.tokenizer)
+    for line in dataset.notes:
+        note(line)
     recorded = loaded.run.record()["data"]["fingerprint"]
     if recorded and recorded != dataset.fingerprint:
         raise DataError(
@@ -90,11 +108,13 @@ def _split(loaded: LoadedRun, name: str) -> Split:
     return split
 
 
-def _file(loaded: LoadedRun, path: Path) -> Split:
+def _file(loaded: LoadedRun, path: Path, note: Callable[[str], None]) -> Split:
     if not path.exists():
         raise DataError(f"there is no file {path} to evaluate on; check --text")
     source = open_one_text(loaded.config.dataset, path)
     store = store_in_memory(source.pieces(), loaded.tokenizer)
+    for line in (*source.notes, *store.notes):
+        note(line)
     if len(store) < 2:
         raise DataError(f"{path} holds {len(store)} tokens: nothing to predict; at least 2 are needed")
     return Split(store, 0, len(store), "text", str(path))

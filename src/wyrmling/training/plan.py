@@ -11,6 +11,7 @@ from ..data.dataset import Dataset, Split
 from ..data.order import EpochWindows, Order, RandomWindows
 from ..data.streams import Documents, StreamingWindows
 from ..errors import ConfigError, DataError
+from .evaluation import documents_apart
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Plan:
 
     @staticmethod
     def of(config: Config, dataset: Dataset) -> Plan:
-        """Raises ConfigError when neither epochs nor max_iters says how long the run is."""
+        """Raises ConfigError when neither epochs nor max_iters says how long the run is, DataError where documents hold
+        nothing to predict.
+        """
         training = config.training
         accumulation = resolve_gradient_accumulation(
             training.batch_size, training.gradient_accumulation_steps, training.target_effective_batch_size
@@ -55,6 +58,8 @@ class Plan:
             total = training.max_iters
         else:
             raise ConfigError("training.max_iters or training.epochs must say how long the run is")
+        if dataset.validation is not None:
+            documents_apart(dataset.validation, training)  # refused now, not at the first validation
         return Plan(accumulation, rows, epochs.steps_per_epoch, total, by_epochs, order)
 
 

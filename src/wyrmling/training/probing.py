@@ -3,7 +3,8 @@
 Both read the text in order. Every `period` tokens the second state is emptied; the first never is. The tokens after
 such a point are grouped by their distance from it: 1 .. 64, 65 .. 128, 129 .. 256 and so on. The difference of the two
 losses is what the tokens before the point are worth, at that distance. Segments (from one point to the next) are taken
-as independent: their spread gives the interval.
+as independent: their spread gives the interval. Where a run reads documents apart, so does the probe: both states are
+new where a document begins, and distances count from there.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ..data.batches import BatchLoader
-from ..data.order import IGNORED, SequentialWindows
+from ..data.order import IGNORED
 from ..data.store import Split
+from ..data.streams import Documents
 from ..errors import ConfigError, DataError
 from ..generation.mode import evaluating
 from ..model import Model, State
+from .evaluation import continued, read_side_by_side, shares
 from .machine import Machine
 
 NEAREST, FARTHEST = 64, 65536
@@ -57,15 +60,16 @@ def edges(period: int) -> list[int]:
     return found
 
 
-def longest_period(targets: int, rows: int) -> int:
-    """Tokens between two points: the largest power of two that leaves about `SEGMENTS` segments, within the limits.
+def longest_period(targets: npt.NDArray[np.int64]) -> int:
+    """Tokens between two points: the largest power of two that leaves `SEGMENTS` segments, within the limits.
 
-    The first segment of a row is not counted: there both states are equally new.
+    The first segment of a stretch is not counted: there both states are equally new.
+
+    Args:
+        targets: of each stretch that is read from an empty state, int64 [stretches].
     """
-    share = targets // rows
-    wanted = max(2, 1 + math.ceil(SEGMENTS / rows))
     period = FARTHEST
-    while period > NEAREST and share // period < wanted:
+    while period > NEAREST and int(np.maximum(targets // period - 1, 0).sum()) < SEGMENTS:
         period //= 2
     return period
 
@@ -77,49 +81,57 @@ def probe_state(
     *,
     rows: int,
     period: int | None = None,
+    documents: Documents | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Distance]:
     """Score a split twice, side by side.
 
     Args:
-        rows: shares of the split that are read side by side.
+        rows: shares of the split, or documents, that are read side by side.
         period: tokens between two points where the second state is emptied; default `longest_period`.
+        documents: what is read apart; None reads the split as one text.
+        progress: told of targets done and in all.
     Raises:
         ConfigError: a period that is no multiple of 64.
         DataError: a split that has no room for two segments in a row.
     """
-    targets = len(split) - 1
-    length = period or longest_period(targets, rows)
+    stretches = shares(len(split), NEAREST, rows) if documents is None else documents
+    length = period or longest_period(stretches.targets)
     if length % NEAREST:
         raise ConfigError(f"a state is emptied after a multiple of {NEAREST} tokens, not after {length}")
-    if targets // rows < 2 * length:
+    if stretches.targets.max() < 2 * length:
+        where, advice = f"{len(split) - 1:,} tokens in {rows} rows", "fewer rows, or a longer text"
+        if documents is not None:
+            where = f"{len(documents):,} documents of up to {documents.targets.max() + 1:,} tokens"
+            advice = "longer documents" if length == NEAREST else "a smaller --probe-length"
         raise DataError(
-            f"{split.where}: {targets:,} tokens in {rows} rows hold no two stretches of {length:,} tokens; probe with "
-            "fewer rows, or a longer text"
+            f"{split.where}: {where} hold no two stretches of {length:,} tokens; probe with {advice}"
         )
+    stretches = stretches.take(np.flatnonzero(stretches.targets > length))
     borders = edges(length)
-    order = SequentialWindows(len(split), NEAREST, rows)
-    loader, steps = BatchLoader(split, order, NEAREST), order.steps
-    sums = _Sums(len(borders) - 1)
+    sums, total = _Sums(len(borders) - 1), int(stretches.targets.sum())
+    done = at = segment = 0
     live: State | None = None
     emptied: State | None = None
     with evaluating(model):
-        for step in range(steps):
-            batch = loader.batch(step, np.arange(rows))
-            tokens, wanted = batch.tokens.to(machine.device), batch.targets.to(machine.device)
-            distance = step * NEAREST % length
-            emptied = None if distance == 0 else emptied
+        for number, reading in enumerate(read_side_by_side(split, stretches, NEAREST, rows)):
+            at = 0 if reading.first else at + NEAREST
+            tokens, wanted = reading.tokens.to(machine.device), reading.targets.to(machine.device)
+            live = continued(live, reading)
+            emptied = continued(emptied, reading) if at % length else None
+            segment = number if at % length == 0 else segment
             with machine.autocast():
                 hidden, live = model(tokens, live)
                 one = model.token_losses(hidden, wanted)
                 hidden, emptied = model(tokens, emptied)
                 other = model.token_losses(hidden, wanted)
-            if step * NEAREST >= length:
-                place = next(i for i, end in enumerate(borders[1:]) if distance < end)
-                counted = (wanted != IGNORED).sum(1)
-                sums.add(step * NEAREST // length, place, one.sum(1), other.sum(1), counted)
+            counted = (wanted != IGNORED).sum(1)
+            if at >= length:
+                place = next(i for i, end in enumerate(borders[1:]) if at % length < end)
+                sums.add(segment, place, one.sum(1), other.sum(1), counted)
+            done += int(counted.sum())
             if progress is not None:
-                progress(step + 1, steps)
+                progress(done, total)
     return sums.distances(borders)
 
 
@@ -133,7 +145,7 @@ class _Sums:
     def add(
         self, segment: int, place: int, live: torch.Tensor, reset: torch.Tensor, counted: torch.Tensor
     ) -> None:
-        """One block: losses [R] summed over its tokens, and how many of them count."""
+        """One block of a segment of R rows: losses [R] summed over its tokens, and how many of them count."""
         table = torch.stack([live.double(), reset.double(), counted.double()], dim=1).cpu().numpy()
         for row, numbers in enumerate(table):
             self._found.setdefault((segment, row), np.zeros((self._bins, 3)))[place] += numbers

@@ -30,7 +30,7 @@ from ..optim import (
 from ..optim.continual import Activity, ContinualBackprop
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
-from .evaluation import Evaluation, validate
+from .evaluation import Evaluation, documents_apart, validate
 from .geometry import RWKV8_CHOICE, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 from .plan import Plan
@@ -170,6 +170,7 @@ class Session(Parts):
             rows=training.batch_size,
             batches=batches,
             seed=training.seed,
+            documents=documents_apart(split, training),
             chunk=training.tbptt_chunk_size,
             stop=stop,
         )
