@@ -17,11 +17,13 @@ from .layout import (
     write_pointer,
 )
 from .locate import locate_checkpoint
+from .manifest import Surroundings
 from .retention import is_better, prune, set_aside_newer
 from .store import Checkpoint, newest_good, read_checkpoint, save_checkpoint
 
 __all__ = [
     "Checkpoint",
+    "Surroundings",
     "checkpoint_path",
     "clean",
     "is_better",

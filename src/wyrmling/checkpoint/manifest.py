@@ -1,7 +1,8 @@
 """The manifest: what a checkpoint consists of, so that damage is seen before anything is loaded.
 
 `manifest.json` lists every file with its size and SHA-256, and every tensor of every part with dtype and
-shape. Its own last entry is the SHA-256 of the rest, so that a changed byte in the manifest is seen as
+shape. It says what stood around the checkpoint in its run, so that another configuration or tokenizer that is put
+there is seen too. Its own last entry is the SHA-256 of the rest, so that a changed byte in the manifest is seen as
 well.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,31 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What a checkpoint was saved under.
+
+    Attributes:
+        config: tables of the run's configuration, as `training_config.json` holds them; not a digest of them, so that
+            a later version, which may have more keys, can compare too and can say what differs.
+        tokenizer, data: fingerprints; no data is "".
+    """
+
+    config: Mapping[str, Any]
+    tokenizer: str
+    data: str
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """Content of `manifest.json`. `files` maps file names to records, `parts` part names to their tensors."""
+    """Content of `manifest.json`. `files` maps file names to records, `parts` part names to their tensors.
+
+    `run` is None in checkpoints that earlier versions wrote, and in those that belong to no run.
+    """
 
     step: int
     files: Mapping[str, FileRecord]
     parts: Mapping[str, Mapping[str, TensorRecord]]
+    run: Surroundings | None = None
 
     def to_json(self) -> str:
         """The document, with its own hash as the last entry."""
@@ -68,6 +88,8 @@ class Manifest:
                 for part, tensors in self.parts.items()
             },
         }
+        if self.run is not None:
+            body["run"] = asdict(self.run)
         return json.dumps(sealed(body), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -138,7 +160,10 @@ def _parse(body: dict[str, Any]) -> Manifest:
         # Not a file name chosen by the manifest is ever opened: only those that follow from the names of
         # parts.
         raise ValueError(f"files {sorted(files)} where the parts say {sorted(expected)}")
-    return Manifest(step=int(body["step"]), files=files, parts=parts)
+    run = body.get("run")
+    if run is not None:
+        run = Surroundings(dict(run["config"]), str(run["tokenizer"]), str(run["data"]))
+    return Manifest(step=int(body["step"]), files=files, parts=parts, run=run)
 
 
 def damaged_advice(directory: Path) -> str:

@@ -28,6 +28,7 @@ from .manifest import (
     PROGRESS,
     FileRecord,
     Manifest,
+    Surroundings,
     TensorRecord,
     damaged_advice,
     one_line,
@@ -46,16 +47,24 @@ _COMFORT = "earlier checkpoints are untouched: make room there and resume the ru
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read and verified. Tensors are on the CPU and belong to the caller."""
+    """A checkpoint that has been read and verified. Tensors are on the CPU and belong to the caller.
+
+    `run` is what it was saved under; None where it does not say.
+    """
 
     step: int
     parts: dict[str, dict[str, Tensor]]
     progress: dict[str, Any]
     path: Path
+    run: Surroundings | None = None
 
 
 def save_checkpoint(
-    root: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], progress: Mapping[str, Any]
+    root: Path,
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    progress: Mapping[str, Any],
+    run: Surroundings | None = None,
 ) -> Path:
     """Write the checkpoint of an optimizer step; when this returns it is complete and durable.
 
@@ -66,6 +75,7 @@ def save_checkpoint(
         parts: part name ("model", "optimizer", "streams-0") to named tensors on any device; a part may be
             empty.
         progress: small JSON document.
+        run: what stands around it, to be compared when it is loaded.
 
     Returns: the checkpoint's directory.
 
@@ -83,7 +93,7 @@ def save_checkpoint(
             layout.recover(root)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
-        _fill(temporary, final, step, parts, progress_text)
+        _fill(temporary, final, step, parts, progress_text, run)
         _put_in_place(temporary, final, step)
     except StorageError as error:
         raise StorageError(f"{error}; {_COMFORT}") from error
@@ -156,7 +166,12 @@ def newest_good(
 
 
 def _fill(
-    directory: Path, final: Path, step: int, parts: Mapping[str, Mapping[str, Tensor]], progress: str
+    directory: Path,
+    final: Path,
+    step: int,
+    parts: Mapping[str, Mapping[str, Tensor]],
+    progress: str,
+    run: Surroundings | None,
 ) -> None:
     """Write all files of a checkpoint into `directory`; errors name the places under `final`."""
     from .tensorfile import describe, write_tensors
@@ -171,7 +186,7 @@ def _fill(
     with storage_errors(final / PROGRESS):
         files[PROGRESS] = _write_text(directory / PROGRESS, progress)
     with storage_errors(final / MANIFEST):
-        _write_text(directory / MANIFEST, Manifest(step, files, tensors).to_json())
+        _write_text(directory / MANIFEST, Manifest(step, files, tensors, run).to_json())
         sync_directory(directory)
 
 
@@ -238,6 +253,7 @@ def _read(path: Path, parts: Sequence[str] | None) -> Checkpoint:
         parts={part: _read_part(path, part, manifest) for part in wanted},
         progress=_read_progress(path),
         path=path,
+        run=manifest.run,
     )
 
 

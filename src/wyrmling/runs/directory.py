@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import time
@@ -26,13 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checkpoint import checkpoint_path, list_checkpoints
+from ..checkpoint.manifest import MANIFEST, read_manifest
 from ..config import Config
 from ..config.load import recorded_config
 from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError, StorageError
 from ..files import (
+    SEAL,
     TEMPORARY_PREFIX,
     make_folder,
+    read_regular,
     storage_errors,
     sync_directory,
     temporary_sibling,
@@ -86,7 +91,26 @@ class RunDirectory:
             ConfigError: a value that this version does not accept.
         """
         path = self.training_config_path
-        return recorded_config(records.read_json(path, records.ConfigRecord), str(path))
+        try:
+            return recorded_config(records.read_json(path, records.ConfigRecord), str(path))
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}{self._kept_elsewhere()}") from error
+
+    def _kept_elsewhere(self) -> str:
+        """How a line about a configuration that cannot be trusted ends: where it is kept, and what differs there."""
+        for step in reversed(list_checkpoints(self.checkpoints)):
+            with contextlib.suppress(CheckpointError):
+                place = checkpoint_path(self.checkpoints, step) / MANIFEST
+                saved = read_manifest(place.parent).run
+                if saved is None:
+                    continue
+                edits: list[str] = []
+                with contextlib.suppress(OSError, ValueError, RecursionError):
+                    there = {SEAL: None, **json.loads(read_regular(self.training_config_path))}
+                    edits = records.changes(saved.config, there, [SEAL])
+                since = f", since which {records.listed(edits)[:400]}" if edits else ""
+                return f": `run.config` in {place}{since}"
+        return ""
 
     def record(self) -> dict[str, Any]:
         """What `config.json` holds: see `records.build_run_record`.

@@ -183,6 +183,33 @@ def read_json(path: Path, shape: type[BaseModel] | None = None) -> dict[str, Any
         raise CheckpointError(f"{path} is damaged: {error}; put back a copy of it") from error
 
 
+def changes(before: Mapping[str, Any], after: Mapping[str, Any], allowed: Iterable[str] = ()) -> list[str]:
+    """`key: old -> new` for every key in which two configurations differ, but for those (and those below) allowed."""
+    old, new = _flat(before), _flat(after)
+    free = tuple(allowed)
+    return [
+        f"{key}: {old.get(key, 'unset')} -> {new.get(key, 'unset')}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(name + ".") for name in free)
+    ]
+
+
+def listed(found: list[str]) -> str:
+    """The first four of several changes, and how many more there are."""
+    more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
+    return f"{'; '.join(found[:4])}{more}"
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat.update(_flat(item, f"{prefix}.{key}" if prefix else key))
+    return flat
+
+
 def _model_spec(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     model, initialization = config.effective_model, config.model.initialization
     others = {key: value for key, value in facts.items() if key != "parameters"}

@@ -10,7 +10,7 @@ from ..config import Config
 from ..runs import find_run
 from ..text.tokenizers import Tokenizer
 from .evaluation import Evaluation
-from .launch import Launch
+from .launch import Launch, refuse_other_surroundings
 from .loading import own_tokenizer
 
 TRANSFER = "transfer.json"
@@ -48,6 +48,7 @@ def pre_step_record(transfer: Transfer, measured: Evaluation) -> dict[str, Any]:
 
 def _lender(checkpoint: Checkpoint) -> Lender:
     run = find_run(checkpoint.path)
+    refuse_other_surroundings(run, checkpoint)
     return Lender(
         name=run.name,
         config=run.training_config().effective_model,

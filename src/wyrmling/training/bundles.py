@@ -25,10 +25,10 @@ from ..runs import RunDirectory
 from ..runs.bundle_state import FILE, BundleState, StageRecord, read_bundle_state
 from ..runs.directory import locked
 from ..runs.environment import RUN_DIR_VARIABLE, RUN_NAME_VARIABLE, given_run
-from ..runs.records import TOKENIZER
+from ..runs.records import TOKENIZER, listed
 from ..text.sources import open_source, open_validation_source
 from ..watch.events import Broadcaster, Callback, Message
-from .launch import CHANGEABLE, INEXACT, differences, listed, refuse_rewards
+from .launch import CHANGEABLE, INEXACT, differences, refuse_rewards
 from .machine import choose_device
 from .run import Preparing, TrainResult, train, unseen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..checkpoint import save_checkpoint, write_pointer
+from ..checkpoint import Surroundings, save_checkpoint, write_pointer
 from ..checkpoint.contents import load_model_tensors, model_tensors
 from ..checkpoint.interchange import read_published_bdh
 from ..config import Config, load_config
@@ -52,7 +52,9 @@ def import_published(
         )
         run.write_records(config, tokenizer, record)
         progress = {"step": 0, "imported_from": str(path)}
-        save_checkpoint(run.checkpoints, 0, {"model": model_tensors(model)}, progress)
+        # The weights depend on this table alone; text may be given to the run later.
+        surroundings = Surroundings({"model": config.to_dict()["model"]}, tokenizer.fingerprint(), "")
+        save_checkpoint(run.checkpoints, 0, {"model": model_tensors(model)}, progress, surroundings)
         write_pointer(run.checkpoints, "latest", 0)
 
     return create_run(config, fill), model.parameter_count()

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..checkpoint import (
     Checkpoint,
@@ -23,13 +22,16 @@ from ..checkpoint import (
     newest_good,
     read_checkpoint,
 )
+from ..checkpoint.manifest import MANIFEST
 from ..config import Config
 from ..config.launching import LAUNCH_KEYS
+from ..config.load import recorded_config
 from ..config.paths import run_folder, run_root
 from ..config.schema.optimizer import Optimizer
 from ..errors import CheckpointError, ConfigError
 from ..runs import RunDirectory, find_run, newest_in
 from ..runs.environment import given_run
+from ..runs.records import changes, listed
 from ..watch.events import Message
 
 # What a resumed run may change: how long, how often, what is shown, where things lie. A changed path, delimiter or
@@ -220,10 +222,12 @@ def _teller(tell: Callable[[Message], None]) -> Callable[[Path, str], None]:
 
 def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) -> Checkpoint | None:
     if step is not None:
-        return read_checkpoint(checkpoint_path(run.checkpoints, step))
-
-    checkpoint = newest_good(run.checkpoints, _teller(tell))
-    if checkpoint is None:
+        checkpoint: Checkpoint | None = read_checkpoint(checkpoint_path(run.checkpoints, step))
+    else:
+        checkpoint = newest_good(run.checkpoints, _teller(tell))
+    if checkpoint is not None:
+        refuse_other_surroundings(run, checkpoint)
+    else:
         tell(
             Message(
                 "info",
@@ -241,13 +245,7 @@ def differences(old: Config, new: Config, allowed: tuple[str, ...] = CHANGEABLE)
     """
     if not any(c.effective_model.sequence_kernel.memory_system.startswith("mamba") for c in (old, new)):
         allowed = (*allowed, "model.mamba", "optimizer.decay_convolutions")
-    before, after = _flat(old.to_dict()), _flat(new.to_dict())
-    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    return [
-        f"{key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}"
-        for key in keys
-        if not any(key == free or key.startswith(free + ".") for free in allowed)
-    ]
+    return changes(old.to_dict(), new.to_dict(), allowed)
 
 
 def refuse_differences(old: Config, new: Config, name: str, also: tuple[str, ...] = ()) -> None:
@@ -263,16 +261,28 @@ def refuse_differences(old: Config, new: Config, name: str, also: tuple[str, ...
     raise CheckpointError(f"{name} cannot go on with another configuration: {listed(found)}; {remedy}")
 
 
-def listed(found: list[str]) -> str:
-    """The first four of several differences, and how many more there are."""
-    more = f" (and {len(found) - 4} more)" if len(found) > 4 else ""
-    return f"{'; '.join(found[:4])}{more}"
+def refuse_other_surroundings(run: RunDirectory, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError when a checkpoint was saved under another configuration, tokenizer or text.
 
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat.update(_flat(item, f"{prefix}.{key}" if prefix else key))
-    return flat
+    What a resumed run may change is not compared: the program itself writes it before the next checkpoint is saved.
+    """
+    saved = checkpoint.run
+    if saved is None:  # by an earlier version
+        return
+    now, recorded = run.training_config(), run.record()["data"]
+    manifest = checkpoint.path / MANIFEST
+    then = recorded_config({**now.to_dict(), **saved.config}, str(manifest))
+    found = differences(then, now, (*CHANGEABLE, *INEXACT))
+    if found:
+        where = (
+            f"{run.training_config_path} is not the configuration of {checkpoint.path.name}: {listed(found)}"
+        )
+    elif recorded["tokenizer_fingerprint"] != saved.tokenizer:
+        where = f"{run.config_json} names another tokenizer than {manifest}"
+    elif recorded["fingerprint"] != saved.data:
+        where = f"{run.config_json} names another text than {manifest}"
+    else:
+        return
+    raise CheckpointError(
+        f"{where}; put back the file as the run wrote it, or the checkpoint that belongs to it"
+    )

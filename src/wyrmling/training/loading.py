@@ -14,6 +14,7 @@ from ..model import Model
 from ..runs import RunDirectory, find_run
 from ..text.tokenizers import Tokenizer, load_tokenizer
 from .autotune import as_recorded
+from .launch import refuse_other_surroundings
 from .machine import Machine, apply_process_settings, machine_for_reading
 
 
@@ -65,6 +66,7 @@ def load_run(
     config = directory.training_config()
     tokenizer = own_tokenizer(directory)
     found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
+    refuse_other_surroundings(directory, found)
     model = Model(config.effective_model, tokenizer.vocab_size, seed=config.training.seed)
     recorded = {choice["name"]: choice["value"] for choice in directory.record().get("choices", [])}
     config = as_recorded(config, recorded)

@@ -294,9 +294,8 @@ class TrainingLoop:
         root = session.run.checkpoints
         with self.profile.stage("checkpoint"):
             self._refuse_weights_that_are_not_finite()
-            path = save_checkpoint(
-                root, progress.step, session.tensors(), progress.to_json(session.total_steps)
-            )
+            record = progress.to_json(session.total_steps)
+            path = save_checkpoint(root, progress.step, session.tensors(), record, session.surroundings)
             write_pointer(root, "latest", progress.step)
             if progress.best.step == progress.step:
                 write_pointer(root, "best", progress.step)

@@ -317,7 +317,7 @@ def _fill(session: Session, report: TransferReport | None, progress: Progress, l
         write_json_atomically(session.run.path / TRANSFER, report.to_json())
     if report is not None or launch.forked is not None:
         start, root = progress.to_json(session.total_steps), session.run.checkpoints
-        save_checkpoint(root, progress.step, session.tensors(), start)
+        save_checkpoint(root, progress.step, session.tensors(), start, session.surroundings)
         write_pointer(root, "latest", progress.step)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
+from ..checkpoint import Surroundings
 from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..config import Config
 from ..data.batches import Batch, BatchLoader
@@ -117,6 +119,12 @@ class Session(Parts):
         if kernel is not None:
             return kernel.memory_system + ("" if kernel.executor == "auto" else f"/{kernel.executor}")
         return f"{self.config.model.sequence_kernel.memory_system}/{promoted}" if promoted else None
+
+    @functools.cached_property
+    def surroundings(self) -> Surroundings:
+        """What the manifest of every checkpoint says of the run."""
+        dataset = self.dataset
+        return Surroundings(self.configured.to_dict(), dataset.tokenizer.fingerprint(), dataset.fingerprint)
 
     @contextlib.contextmanager
     def batches(self, done: int) -> Iterator[Iterator[list[Batch]]]:
