@@ -83,25 +83,30 @@ def main(arguments: list[str] | None = None) -> int:
     found = conditions()
     print(sentence(found), flush=True)
     names = _chosen(options)
-    slower = []
+    here, compared, slower = record.machine(found), [], []
     for name in names:
         print(f"\n{name}:", flush=True)
         section = SECTIONS[name]
         quick = options.quick or options.check
         report = section.quick(options) if quick and section.quick else section.full(options)
         print(f"\n{report.text}", flush=True)
-        if options.check:
-            slower += _compare(name, report)
+        if options.check and (known := record.recorded().get(here, {}).get(name)) is not None:
+            compared.append(name)
+            print(f"compared with what was recorded: {sentence(known['conditions'])}")
+            slower += [f"{name}, {line}" for line in record.shortfalls(report.ratios, known["ratios"])]
+        elif options.check:
+            print(f"{name}: nothing recorded on a machine like this one ({here}), so nothing to compare with")
         elif not quick and not options.no_write:
             record.keep(name, report, found)
     if options.check:
         for line in slower:
             print(f"below {record.TOLERATED:.0%} of what was recorded: {line}")
-        print(
-            f"check: {len(slower)} below what was recorded"
-            if slower
-            else "check: nothing below what was recorded"
-        )
+        if slower:
+            print(f"check: {len(slower)} below what was recorded")
+        elif compared:
+            print(f"check: nothing below what was recorded in {', '.join(compared)}")
+        else:
+            print("check: nothing was compared; measure without --check to record this machine")
     return 1 if slower else 0
 
 
@@ -115,15 +120,6 @@ def _chosen(options: Options) -> list[str]:
     if options.quick or options.check:
         names = [name for name in names if SECTIONS[name].quick is not None]
     return names
-
-
-def _compare(name: str, report: Report) -> list[str]:
-    known = record.recorded().get(name)
-    if known is None:
-        print(f"{name}: nothing recorded yet, so nothing to compare with")
-        return []
-    print(f"compared with what was recorded: {sentence(known['conditions'])}")
-    return [f"{name}, {line}" for line in record.shortfalls(report.ratios, known["ratios"])]
 
 
 def _parser() -> argparse.ArgumentParser:

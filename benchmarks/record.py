@@ -1,4 +1,4 @@
-"""Where results are kept: a marked part of docs/results.md per section, and the ratios in recorded.json.
+"""Where results are kept: a marked part of docs/results.md per section, and the ratios in recorded.json, per machine.
 
 Prose outside the marks is written by hand and stays. A section that is measured again replaces its own part only, so
 every part carries its own conditions.
@@ -42,13 +42,22 @@ def keep(section: str, report: Report, conditions: Mapping[str, str]) -> None:
     write_atomically(PAGE, replaced(page, section, body))
     record = recorded()
     rounded = {key: round(value, 3) for key, value in report.ratios.items()}
-    record[section] = {"conditions": dict(conditions), "ratios": rounded}
+    found = {"conditions": dict(conditions), "ratios": rounded}
+    record.setdefault(machine(conditions), {})[section] = found
     write_json_atomically(RECORDED, record)
 
 
-def recorded() -> dict[str, Any]:
-    """Section -> conditions and ratios; empty where nothing was recorded."""
+def recorded() -> dict[str, dict[str, Any]]:
+    """Machine -> section -> conditions and ratios; empty where nothing was recorded."""
     return json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
+
+
+def machine(conditions: Mapping[str, str]) -> str:
+    """What ratios depend on besides the code: what bfloat16 is worth, say, differs between processors."""
+    return (
+        f"{conditions['processor']}, bfloat16 {conditions['bfloat16']}, {conditions['system']}, "
+        f"{conditions['threads']} threads"
+    )
 
 
 def replaced(page: str, section: str, body: str) -> str:

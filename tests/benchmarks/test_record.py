@@ -40,16 +40,37 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, float
 def test_check_fails_on_what_became_slower_and_quick_runs_write_nothing(
     measured: dict[str, float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main(["--check"]) == 0  # nothing recorded yet
+    assert command.main(["--check"]) == 0
+    assert "nothing was compared" in capsys.readouterr().out
     assert command.main(["--quick"]) == 0
     assert not record.RECORDED.exists()
     assert command.main([]) == 0
-    assert record.recorded()["fake"]["ratios"] == {"size: ours / plain": 3.0}
+    here = record.machine(conditions())
+    assert record.recorded()[here]["fake"]["ratios"] == {"size: ours / plain": 3.0}
     assert "full" in record.PAGE.read_text(encoding="utf-8")
     assert command.main(["--check"]) == 0
     measured["size: ours / plain"] = 2.0
     assert command.main(["--check"]) == 1
     assert "fake, size: ours / plain: 2.00, recorded 3.00 (67%)" in capsys.readouterr().out
+
+
+def test_only_what_a_machine_like_this_one_recorded_is_compared(
+    measured: dict[str, float], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bfloat16 is worth 4 times float32 on one processor and twice that on another: no loss of speed."""
+    assert command.main([]) == 0
+    measured["size: ours / plain"] = 1.5
+    own = conditions()
+    monkeypatch.setattr(command, "conditions", lambda: own | {"processor": "another"})
+    assert command.main(["--check"]) == 0
+    assert "nothing recorded on a machine like this one (another" in capsys.readouterr().out
+    assert command.main([]) == 0, "recorded beside the first one's"
+    assert {ratios["fake"]["ratios"]["size: ours / plain"] for ratios in record.recorded().values()} == {
+        3.0,
+        1.5,
+    }
+    monkeypatch.setattr(command, "conditions", lambda: own)
+    assert command.main(["--check"]) == 1
 
 
 def test_conditions_are_told_in_one_line() -> None:
