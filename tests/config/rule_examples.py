@@ -275,7 +275,8 @@ EXAMPLES: dict[str, list[Example]] = {
     "neurons-fit-the-width": [
         (
             {"model.latent_total": 100, "model.n_embd": 64},
-            "model.latent_total must be divisible by model.n_embd (100 and 64)",
+            "model.latent_total must be divisible by model.n_embd (100 and 64): the neurons are counted in widths, "
+            "model.mlp_internal_dim_multiplier of them; 64 or 128 would do",
         ),
         (
             {"model.latent_total": 128, "model.n_embd": 64, "model.mlp_internal_dim_multiplier": 4},
@@ -285,23 +286,27 @@ EXAMPLES: dict[str, list[Example]] = {
     "neurons-fit-the-heads": [
         (
             {"model.latent_total": 128, "model.n_embd": 64, "model.n_head": 3},
-            "model.latent_total must be divisible by model.n_head (128 and 3)",
+            "model.latent_total must be divisible by model.n_head (128 and 3): every head has as many neurons; "
+            "192 would do",
         ),
         (
             {"model.mlp_internal_dim_multiplier": 1, "model.n_embd": 64, "model.n_head": 3},
-            "model.mlp_internal_dim_multiplier * model.n_embd must be divisible by model.n_head (64 and 3)",
+            "model.mlp_internal_dim_multiplier * model.n_embd must be divisible by model.n_head (64 and 3): every head "
+            "has as many neurons; 192 would do",
         ),
     ],
     "rotation-takes-pairs": [
         (
             {"model.latent_total": 9, "model.n_embd": 9, "model.n_head": 3},
-            'model.rotary_embedding = "rope" requires an even number of neurons per head (9 neurons / 3 heads = 3)',
+            'model.rotary_embedding = "rope" requires an even number of neurons per head (9 neurons / 3 heads = 3); '
+            "18 would do",
         ),
         (
             LATE
             | {"model.latent_fanout_schedule.base_latent_total": 4, "model.latent_total": 8}
             | {"model.n_embd": 4, "model.n_head": 4},
-            'model.rotary_embedding = "rope" requires an even number of neurons per head (4 neurons / 4 heads = 1)',
+            'model.rotary_embedding = "rope" requires an even number of neurons per head (4 neurons / 4 heads = 1); '
+            "8 would do",
         ),
     ],
     "slopes-belong-to-heads": [
@@ -322,12 +327,12 @@ EXAMPLES: dict[str, list[Example]] = {
         (
             LATE | {"model.latent_fanout_schedule.base_latent_total": 300},
             "model.latent_fanout_schedule.base_latent_total must be divisible by the least common multiple of "
-            "model.n_embd and model.n_head (300 and 256)",
+            "model.n_embd and model.n_head (300 and 256); 256 or 512 would do",
         ),
         (
             {"model.latent_fanout_schedule": {"type": "geometric", "min_latent_total": 100}},
             "model.latent_fanout_schedule.min_latent_total must be divisible by the least common multiple of "
-            "model.n_embd and model.n_head (100 and 256)",
+            "model.n_embd and model.n_head (100 and 256); 256 would do",
         ),
     ],
     "norm-keys-fit-the-norm": [

@@ -17,6 +17,21 @@ if TYPE_CHECKING:
 BOOK = Rulebook()
 
 
+def _step(config: Config) -> int:
+    """What numbers of neurons are multiples of: widths, heads, and pairs in each head where pairs are rotated."""
+    model = config.model
+    linear = config.effective_model.sequence_kernel.memory_system == "linear_attention"
+    pairs = 2 if linear and model.rotary_embedding == "rope" else 1
+    return math.lcm(model.n_embd, model.n_head * pairs)
+
+
+def _nearest(value: int, step: int, most: int | None = None) -> str:
+    """The multiples of `step` on either side of a value, none of them above `most`."""
+    below = value // step * step
+    near = [item for item in (below, below + step) if item > 0 and (most is None or item <= most)]
+    return f"{' or '.join(map(str, near))} would do" if near else "none that is smaller would do"
+
+
 @BOOK.rule(
     "neurons-fit-the-width",
     "`model.latent_total` is a multiple of `model.n_embd`, and `model.mlp_internal_dim_multiplier` times it where "
@@ -27,7 +42,8 @@ def _total(config: Config) -> Iterator[Problem]:
     total, multiplier = model.latent_total, model.mlp_internal_dim_multiplier
     if total is not None and total % model.n_embd:
         yield Problem(
-            f"model.latent_total must be divisible by model.n_embd ({total} and {model.n_embd})",
+            f"model.latent_total must be divisible by model.n_embd ({total} and {model.n_embd}): the neurons are "
+            f"counted in widths, model.mlp_internal_dim_multiplier of them; {_nearest(total, _step(config))}",
             ("model.latent_total", "model.n_embd"),
         )
     elif total is not None and multiplier is not None and multiplier * model.n_embd != total:
@@ -45,7 +61,8 @@ def _heads(config: Config) -> Iterator[Problem]:
         given = model.latent_total is not None
         size = "model.latent_total" if given else "model.mlp_internal_dim_multiplier * model.n_embd"
         yield Problem(
-            f"{size} must be divisible by model.n_head ({model.total_neurons} and {model.n_head})",
+            f"{size} must be divisible by model.n_head ({model.total_neurons} and {model.n_head}): every head has as "
+            f"many neurons; {_nearest(model.total_neurons, _step(config))}",
             ("model.n_head", "model.latent_total", "model.mlp_internal_dim_multiplier", "model.n_embd"),
         )
 
@@ -67,7 +84,7 @@ def _fanout(config: Config) -> Iterator[Problem]:
         elif value % step:
             yield Problem(
                 f"{key} must be divisible by the least common multiple of model.n_embd and model.n_head "
-                f"({value} and {step})",
+                f"({value} and {step}); {_nearest(value, _step(config), model.total_neurons)}",
                 (key, "model.n_embd", "model.n_head"),
             )
 
@@ -122,7 +139,8 @@ def _pairs(config: Config) -> Iterator[Problem]:
     if model.rotary_embedding == "rope" and odd and model.sequence_kernel.memory_system == "linear_attention":
         yield Problem(
             'model.rotary_embedding = "rope" requires an even number of neurons per head '
-            f"({odd[0]} neurons / {model.n_head} heads = {odd[0] / model.n_head:g})",
+            f"({odd[0]} neurons / {model.n_head} heads = {odd[0] / model.n_head:g}); "
+            f"{_nearest(odd[0], _step(config))}",
             (
                 "model.rotary_embedding",
                 "model.latent_total",
