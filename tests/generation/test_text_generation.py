@@ -11,15 +11,19 @@ from generation_fakes import Recurrent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vocabulary_kinds import KINDS, ours_of
 from wyrmling.config import Config
 from wyrmling.errors import ConfigError, DataError
 from wyrmling.generation import (
     GenerationSettings,
+    Prompt,
     TextGeneration,
     as_json,
     encode_prompt,
     generate_text,
+    load_conversation,
     output_format,
+    save_conversation,
     start_token,
 )
 from wyrmling.generation.output import printable, show
@@ -229,7 +233,7 @@ def shown(tokenizer: Tokenizer, prompts: list[str], form: str, **values: int) ->
     chosen = GenerationSettings.of({"seed": 1, "max_tokens": 5, **values})
     generation = TextGeneration(model_for(tokenizer), tokenizer, encoded, chosen)
     written: list[str] = []
-    show(generation, tokenizer, encoded, form, written.append)
+    show(generation, tokenizer, form, written.append)
     return "".join(written), generation
 
 
@@ -242,6 +246,61 @@ def test_text_is_the_prompt_and_what_follows() -> None:
     text, generation = shown(tokenizer, ["αβ", "γ"], "text")
     first, second = generation.results
     assert text == f"αβ{first.text}\n\nγ{second.text}\n"
+
+
+VOCABULARIES = {**TOKENIZERS, **{kind: ours_of(kind) for kind in KINDS}}
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+@given(seed=st.integers(0, 1000), limit=st.integers(1, 12), chars=st.one_of(st.none(), st.integers(1, 5)))
+@settings(max_examples=12)
+def test_text_over_any_border_is_the_text_in_one_go(
+    tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, limit: int, chars: int | None
+) -> None:
+    """A prompt, what follows, a conversation that is saved and goes on twice, once with a prompt of its own: what is
+    shown is what all tokens decode to. A character that a border cuts is shown when it is whole.
+    """
+    tokenizer, path = VOCABULARIES[name], tmp_path_factory.mktemp("talk") / "talk"
+    model = model_for(tokenizer, seed)
+    drawn = torch.randint(tokenizer.vocab_size, (3,), generator=torch.Generator().manual_seed(seed)).tolist()
+    prompts = [Prompt(tuple(drawn)), Prompt(()), Prompt(tuple(drawn[:1]))]
+    shown, before = "", None
+    for part, prompt in enumerate(prompts):
+        last = part + 1 == len(prompts)
+        generation = TextGeneration(
+            model,
+            tokenizer,
+            [prompt],
+            GenerationSettings(
+                seed=seed, max_tokens=limit, max_chars=None if last else chars, stop_at_eos=False
+            ),
+            conversation=before,
+            keep_state=not last,
+        )
+        pieces = [piece.text for piece in generation]
+        result = generation.results[0]
+        shown += result.opening + "".join(pieces)
+        assert result.text == "".join(pieces)
+        if last:
+            everything = [*before.tokens, *result.prompt, *result.ids]
+        else:
+            saved = generation.conversation()
+            save_conversation(path, saved.state, saved.tokens, {}, unshown=saved.unshown)
+            before = load_conversation(path, {})
+            assert before.unshown == saved.unshown
+    assert shown == tokenizer.decode(everything)
+
+
+def test_a_prompt_cut_inside_a_character_goes_on_with_its_rest() -> None:
+    tokenizer = ByteTokenizer()
+    model = model_for(tokenizer)
+    with torch.no_grad():
+        model.bias[0x98] = 99.0
+    cut = encode_prompt(tokenizer, "a\N{GRINNING FACE}".encode()[:-2])
+    result = TextGeneration(model, tokenizer, [cut], GenerationSettings(max_tokens=2)).finish()[0]
+    assert (result.opening, result.text) == ("a", "\U0001f618")
+    record = json.loads(as_json(tokenizer, result, row=0, settings=GenerationSettings()))
+    assert record["prompt"] + record["text"] == "a\U0001f618"
 
 
 def test_ids_are_one_line_per_prompt() -> None:

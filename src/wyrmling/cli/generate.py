@@ -129,12 +129,12 @@ def _generate(
     )
     for note in generation.notes:
         _say(note)
-    show(generation, loaded.tokenizer, prompts, form, writer())
+    show(generation, loaded.tokenizer, form, writer())
     for result in generation.results:
         _say(summary(result))
     if state_out is not None:
         finished = generation.conversation()
-        save_conversation(state_out, finished.state, finished.tokens, fingerprints)
+        save_conversation(state_out, finished.state, finished.tokens, fingerprints, unshown=finished.unshown)
         _say(f"conversation of {len(finished.tokens)} tokens saved to {state_out}")
 
 

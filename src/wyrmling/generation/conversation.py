@@ -23,14 +23,18 @@ _STATE = "state."
 
 @dataclass(frozen=True)
 class Conversation:
-    """One row's state and all of its tokens; the state has read all but the last."""
+    """One row's state and all of its tokens; the state has read all but the last.
+
+    `unshown` is text of the last token that a limit on characters kept back.
+    """
 
     state: State
     tokens: tuple[int, ...]
+    unshown: str = ""
 
 
 def save_conversation(
-    path: Path, state: State, tokens: Sequence[int], fingerprints: Mapping[str, str]
+    path: Path, state: State, tokens: Sequence[int], fingerprints: Mapping[str, str], *, unshown: str = ""
 ) -> None:
     """Write a conversation to a safetensors file that appears whole or not at all.
 
@@ -38,6 +42,7 @@ def save_conversation(
         state: of one row; it has read `tokens[:-1]`.
         fingerprints: what the file belongs to, for instance `model` and `tokenizer`; checked when it is
             loaded.
+        unshown: see `Conversation`.
 
     Raises:
         StorageError: the file system refused.
@@ -49,6 +54,8 @@ def save_conversation(
         )
     tensors = {_STATE + name: tensor.cpu().contiguous() for name, tensor in state.to_tensors().items()}
     tensors["tokens"] = torch.tensor(list(tokens), dtype=torch.int64)
+    if unshown:
+        tensors["unshown"] = torch.tensor(list(unshown.encode("utf-8")), dtype=torch.uint8)
     metadata = {
         "format": FORMAT,
         "fingerprints": json.dumps(dict(fingerprints)),
@@ -78,8 +85,9 @@ def load_conversation(path: Path, fingerprints: Mapping[str, str]) -> Conversati
     if metadata.get("sha256") != _digest(tensors):
         raise CheckpointError(f"{path} is damaged (its SHA-256 is not the one written): start a new one")
     tokens = tensors.pop("tokens")
+    unshown = bytes(tensors.pop("unshown", torch.empty(0)).tolist()).decode("utf-8")
     state = State.from_tensors({name.removeprefix(_STATE): tensor for name, tensor in tensors.items()})
-    return Conversation(state, tuple(tokens.tolist()))
+    return Conversation(state, tuple(tokens.tolist()), unshown)
 
 
 def model_fingerprint(model: torch.nn.Module) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from .text import Continuation, Output, Prompt, TextGeneration, as_json
+from .text import Continuation, Output, TextGeneration, as_json
 
 if TYPE_CHECKING:
     from ..text.tokenizers import Tokenizer
@@ -42,7 +42,6 @@ def writer(stream: TextIO | None = None) -> Callable[[str], None]:
 def show(
     generation: TextGeneration,
     tokenizer: Tokenizer,
-    prompts: Sequence[Prompt],
     output: Output,
     write: Callable[[str], None],
 ) -> None:
@@ -54,15 +53,15 @@ def show(
 
     A single text, or line of ids, is written as it comes.
     """
-    stream = len(prompts) == 1 and output != "json"
+    stream = len(generation.results) == 1 and output != "json"
     if stream:
-        write(_opening(tokenizer, prompts[0], output))
+        write(_opening(generation.results[0], output))
         for piece in generation:
             write(piece.text if output == "text" else f" {piece.token}")
         write("\n")
         return
     for row, result in enumerate(generation.finish()):
-        write(_whole(generation, tokenizer, prompts[row], result, row, output))
+        write(_whole(generation, tokenizer, result, row, output))
 
 
 def summary(result: Continuation) -> str:
@@ -74,7 +73,6 @@ def summary(result: Continuation) -> str:
 def _whole(
     generation: TextGeneration,
     tokenizer: Tokenizer,
-    prompt: Prompt,
     result: Continuation,
     row: int,
     output: Output,
@@ -83,13 +81,11 @@ def _whole(
         return as_json(tokenizer, result, row=row, settings=generation.tokens.settings) + "\n"
     if output == "ids":
         return " ".join(map(str, [*result.prompt, *result.ids])) + "\n"
-    return ("\n" if row else "") + _opening(tokenizer, prompt, output) + result.text + "\n"
+    return ("\n" if row else "") + _opening(result, output) + result.text + "\n"
 
 
-def _opening(tokenizer: Tokenizer, prompt: Prompt, output: Output) -> str:
-    if output == "ids":
-        return " ".join(map(str, prompt.ids))
-    return tokenizer.decode(prompt.ids) if prompt.given else ""
+def _opening(result: Continuation, output: Output) -> str:
+    return " ".join(map(str, result.prompt)) if output == "ids" else result.opening
 
 
 def _is_control(character: str) -> bool:

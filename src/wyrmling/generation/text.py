@@ -60,12 +60,17 @@ class Piece:
 
 @dataclass
 class Continuation:
-    """What followed a prompt. `reason`: "eos", "max_tokens" or "max_chars"; None while it runs."""
+    """What followed a prompt. `reason`: "eos", "max_tokens" or "max_chars"; None while it runs.
+
+    `opening` is the text before it, in whole characters: what a conversation had not shown yet, and the prompt. A
+    character that begins there and ends in what was drawn is in `text`.
+    """
 
     prompt: tuple[int, ...]
     ids: list[int]
     text: str = ""
     reason: str | None = None
+    opening: str = ""
 
 
 def has_text(tokenizer: Tokenizer) -> bool:
@@ -132,7 +137,11 @@ def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
 
 
 class TextGeneration:
-    """A generation in progress as text: iterate for `Piece`s, read `results` at any time."""
+    """A generation in progress as text: iterate for `Piece`s, read `results` at any time.
+
+    Opening and text of a row are what all of its tokens decode to, those of a conversation before them included. With
+    `keep_state` a character that is not complete at the end waits for what follows; else it becomes U+FFFD.
+    """
 
     def __init__(
         self,
@@ -148,9 +157,10 @@ class TextGeneration:
             raise ConfigError("max_chars counts characters, this run's tokenizer has none: use max_tokens")
         self.results = [Continuation(prompt.ids, []) for prompt in prompts]
         self.notes = [prompt.note for prompt in prompts if prompt.note]
-        self._limit = settings.max_chars
+        self._limit, self._keep_state = settings.max_chars, keep_state
         self._decoders = [tokenizer.stream_decoder() for _ in prompts] if has_text(tokenizer) else None
         self._fresh: dict[int, str] = {}
+        self._unshown = ["" for _ in prompts]
         self.tokens: Generation = generate(
             model,
             [prompt.ids for prompt in prompts],
@@ -164,13 +174,18 @@ class TextGeneration:
         )
         self.notes += self.tokens.notes
         self._history = () if conversation is None else conversation.tokens
+        for prompt, result, decoder in zip(prompts, self.results, self._decoders or (), strict=False):
+            decoder.read(self._history)  # shown before, all but a character that is not complete
+            result.opening = "" if conversation is None else conversation.unshown
+            if prompt.given:
+                result.opening += decoder.read(prompt.ids)
 
     def __iter__(self) -> Iterator[Piece]:
         for step in self.tokens:
             for row, token in zip(step.rows, step.tokens, strict=True):
                 reason = step.finished.get(row)
                 text = self._fresh.pop(row, "")
-                if reason is not None and self._decoders is not None:
+                if reason is not None and self._decoders is not None and not self._keep_state:
                     text += self._take(row, self._decoders[row].finish())
                 self.results[row].reason = reason
                 yield Piece(row, token, text, reason)
@@ -186,7 +201,8 @@ class TextGeneration:
         result = self.tokens.results[row]
         if result.state is None:
             raise ValueError("the row has not finished, or its state was not kept")
-        return Conversation(result.state, (*self._history, *result.prompt, *result.tokens))
+        tokens = (*self._history, *result.prompt, *result.tokens)
+        return Conversation(result.state, tokens, self._unshown[row])
 
     def _decode(self, row: int, token: int) -> str | None:
         self.results[row].ids.append(token)
@@ -199,7 +215,8 @@ class TextGeneration:
         """Add text to the row's result, as far as the limit on characters allows."""
         result = self.results[row]
         if self._limit is not None:
-            text = text[: self._limit - len(result.text)]
+            room = self._limit - len(result.text)
+            text, self._unshown[row] = text[:room], text[room:]
         result.text += text
         return text
 
@@ -226,7 +243,7 @@ def as_json(tokenizer: Tokenizer, result: Continuation, *, row: int, settings: G
     record: Mapping[str, Any] = {
         "row": row,
         "seed": settings.seed,
-        "prompt": tokenizer.decode(list(result.prompt)) if readable else None,
+        "prompt": result.opening if readable else None,
         "text": result.text if readable else None,
         "prompt_ids": list(result.prompt),
         "ids": result.ids,

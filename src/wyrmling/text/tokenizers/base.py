@@ -24,6 +24,10 @@ class StreamDecoder(ABC):
     def push(self, token: int) -> str:
         """The characters that are complete by now (possibly none); never half a character."""
 
+    def read(self, ids: Iterable[int]) -> str:
+        """The characters that are complete after several ids."""
+        return "".join([self.push(token) for token in ids])
+
     @abstractmethod
     def finish(self) -> str:
         """What is left at the end; an incomplete character becomes U+FFFD. The decoder can be used afresh."""

@@ -78,7 +78,10 @@ class Utf8StreamDecoder(StreamDecoder):
         self._decoder = IncrementalDecoder()
 
     def push(self, token: int) -> str:
-        return self._decoder.push(self._tokenizer.decode_bytes([token]))
+        return self.read([token])
+
+    def read(self, ids: Iterable[int]) -> str:
+        return self._decoder.push(self._tokenizer.decode_bytes(ids))
 
     def finish(self) -> str:
         return self._decoder.finish()
