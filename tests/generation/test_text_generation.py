@@ -291,16 +291,43 @@ def test_text_over_any_border_is_the_text_in_one_go(
     assert shown == tokenizer.decode(everything)
 
 
-def test_a_prompt_cut_inside_a_character_goes_on_with_its_rest() -> None:
-    tokenizer = ByteTokenizer()
+CUTS = [name for name, tokenizer in VOCABULARIES.items() if len(tokenizer.byte_ids()) >= 128]
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_a_prompt_cut_inside_a_character_goes_on_with_its_rest(name: str) -> None:
+    """In the prompt, in what the model adds, and in the prompt that follows: the bytes meet again."""
+    tokenizer, face = VOCABULARIES[name], "\N{GRINNING FACE}".encode()
     model = model_for(tokenizer)
     with torch.no_grad():
-        model.bias[0x98] = 99.0
-    cut = encode_prompt(tokenizer, "a\N{GRINNING FACE}".encode()[:-2])
-    result = TextGeneration(model, tokenizer, [cut], GenerationSettings(max_tokens=2)).finish()[0]
-    assert (result.opening, result.text) == ("a", "\U0001f618")
-    record = json.loads(as_json(tokenizer, result, row=0, settings=GenerationSettings()))
-    assert record["prompt"] + record["text"] == "a\U0001f618"
+        model.bias[tokenizer.byte_ids()[face[2]]] = 99.0
+    before = TextGeneration(
+        model,
+        tokenizer,
+        [encode_prompt(tokenizer, b"the" + face[:2])],
+        GenerationSettings(max_tokens=1),
+        keep_state=True,
+    )
+    before.finish()
+    record = json.loads(as_json(tokenizer, before.results[0], row=0, settings=GenerationSettings()))
+    assert (record["prompt"], record["text"]) == ("the", "")
+    rest = encode_prompt(tokenizer, face[3:] + "é".encode(), start=False)
+    after = TextGeneration(
+        model, tokenizer, [rest], GenerationSettings(max_tokens=1), conversation=before.conversation()
+    )
+    assert after.finish()[0].opening.replace(" ", "") == "\N{GRINNING FACE}é"
+
+
+def test_a_cut_prompt_is_refused_with_its_place_where_characters_are_tokens() -> None:
+    for cut, place in (
+        (b"ab\xc3", "byte offset 2"),
+        (b"\xa9a", "byte offset 0"),
+        (b"a\xffb", "byte offset 1"),
+    ):
+        with pytest.raises(DataError, match=place):
+            encode_prompt(CharTokenizer("ab"), cut)
+    with pytest.raises(DataError, match="byte offset 1"):
+        encode_prompt(TOKENIZERS["bpe"], b"a\xffb")
 
 
 def test_ids_are_one_line_per_prompt() -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wyrmling.text.sources.cutting import cut
-from wyrmling.text.utf8 import IncrementalDecoder, Repair, find_invalid
+from wyrmling.text.utf8 import IncrementalDecoder, Repair, cut_characters, find_invalid
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\ufe0f"
 BITS = (
@@ -37,6 +37,17 @@ def test_only_whole_characters_are_given_out() -> None:
     decoder = IncrementalDecoder()
     given_out = [decoder.push(bytes([byte])) for byte in "\U0001f642é".encode()]
     assert given_out == ["", "", "", "\U0001f642", "", "é"]
+
+
+@given(st.text(), st.integers(0, 400), st.integers(0, 400))
+def test_cut_characters_at_both_ends_are_found(text: str, one: int, other: int) -> None:
+    whole = text.encode()
+    begin, end = sorted((one % (len(whole) + 1), other % (len(whole) + 1)))
+    data = whole[begin:end]
+    start, stop = cut_characters(data)
+    assert max(start, len(data) - stop) <= 3
+    if start < stop:
+        assert data[start:stop].decode() in text
 
 
 @given(any_bytes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 
 from ..errors import ConfigError, DataError
+from ..text.utf8 import cut_characters
 from .conversation import Conversation
 from .engine import Generation, generate
 from .settings import GenerationSettings
@@ -105,13 +106,26 @@ def encode_prompt(
     """
     if isinstance(prompt, bytes):
         prompt = prompt.removeprefix(codecs.BOM_UTF8)
-    ids = tuple(tokenizer.encode(prompt, origin=origin).tolist()) if prompt else ()
+        ids = _ids_of_bytes(tokenizer, prompt, origin)
+    else:
+        ids = tuple(tokenizer.encode(prompt, origin=origin).tolist()) if prompt else ()
     if not ids and start:
         token, name = start_token(tokenizer)
         return Prompt((token,), given=False, note=f"{origin} is empty: starting from {name} (token {token})")
     unknown = ids.count(tokenizer.unk_id) if tokenizer.unk_id is not None else 0
     note = f"{origin}: {unknown} of {len(ids)} tokens are unknown to this run" if unknown else None
     return Prompt(ids, note=note)
+
+
+def _ids_of_bytes(tokenizer: Tokenizer, data: bytes, origin: str) -> tuple[int, ...]:
+    """Parts of characters at the borders are read byte by byte where the tokenizer has ids for bytes."""
+    start, stop = cut_characters(data)
+    parts = {*data[:start], *data[stop:]}
+    bytewise = tokenizer.byte_ids() if parts else {}
+    if not bytewise.keys() >= parts:
+        start, stop = 0, len(data)  # the tokenizer says what is wrong, and where
+    whole = tokenizer.encode(data[start:stop], origin=origin, offset=start).tolist() if start < stop else []
+    return (*[bytewise[byte] for byte in data[:start]], *whole, *[bytewise[byte] for byte in data[stop:]])
 
 
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:

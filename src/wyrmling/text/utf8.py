@@ -33,6 +33,18 @@ def character_boundary(data: bytes | bytearray, limit: int) -> int:
     return limit
 
 
+def cut_characters(data: bytes) -> tuple[int, int]:
+    """Where the whole characters of `data` begin and end: before stand the last bytes of a character that was cut,
+    behind the first bytes of another.
+    """
+    start = next(
+        (i for i, byte in enumerate(data[:3]) if byte & 0b1100_0000 != 0b1000_0000), min(len(data), 3)
+    )
+    waiting = codecs.getincrementaldecoder("utf-8")("replace")
+    waiting.decode(data[start:])
+    return start, len(data) - len(waiting.getstate()[0])
+
+
 class IncrementalDecoder:
     """Decodes UTF-8 that arrives in arbitrary parts, giving out whole characters only.
 

@@ -69,6 +69,10 @@ class Tokenizer(ABC):
             DataError: invalid UTF-8, or characters or ids outside the vocabulary, with their positions.
         """
 
+    def byte_ids(self) -> Mapping[int, int]:
+        """The id of each byte, for parts of characters; empty where a part cannot be written."""
+        return {}
+
     @abstractmethod
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
         """The bytes that ids stand for; special tokens stand for none.

@@ -252,6 +252,14 @@ class BpeTokenizer(Tokenizer):
         decoder = self._sliding_decoder()  # bytes that are no text, perhaps: as they are
         return b"".join([decoder.bytes_of(token) for token in checked])
 
+    def byte_ids(self) -> Mapping[int, int]:
+        texts = (
+            self._parts_and_anchor[0].items()
+            if self._byte_level is None
+            else enumerate(self._byte_level.texts)
+        )
+        return {text[0]: token for token, text in texts if len(text) == 1}
+
     def stream_decoder(self) -> StreamDecoder:
         return Utf8StreamDecoder(self) if self._byte_level is not None else self._sliding_decoder()
 

@@ -45,6 +45,9 @@ class ByteTokenizer(Tokenizer):
         except UnicodeEncodeError as error:
             raise surrogate_error(text, error.start, origin=origin, offset=offset) from None
 
+    def byte_ids(self) -> Mapping[int, int]:
+        return {byte: byte for byte in range(256)}
+
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
         array = checked_ids(ids, self.vocab_size)
         return array[array < 256].astype(np.uint8).tobytes()
