@@ -12,10 +12,12 @@ import torch
 from test_resume_continues_bit_for_bit import StopAt, tensors_of
 
 import wyrmling
-from wyrmling import Config
+from wyrmling import Callback, Config
 from wyrmling.__main__ import main
 from wyrmling.checkpoint import checkpoint_path, read_checkpoint
+from wyrmling.runs import find_run
 from wyrmling.training import TrainResult
+from wyrmling.watch.events import Message, RunStarted, ValidationReport
 
 Make = Callable[..., Config]
 SHORT = ("training.max_iters=4", "model.dropout=0.0", "optimizer.lr_schedule.warmup_steps=1")
@@ -85,6 +87,59 @@ def test_an_interface_checkpoint_through_the_command(
     start = read_checkpoint(checkpoint_path(new.run.checkpoints, 0)).parts["model"]
     theirs = read_checkpoint(checkpoint_path(other.run.checkpoints, 4)).parts["model"]
     assert torch.equal(start["embedding.weight"], theirs["embedding.weight"])
+
+
+class Watcher(Callback):
+    """Keeps validations and messages; dies where it is told to."""
+
+    def __init__(self, *, dies_at_start: bool = False) -> None:
+        self.losses: dict[int, float] = {}
+        self.messages: dict[str, str] = {}
+        self._dies = dies_at_start
+
+    def on_start(self, report: RunStarted) -> None:
+        if self._dies:
+            raise KeyboardInterrupt
+
+    def on_validation(self, report: ValidationReport) -> None:
+        self.losses[report.step] = report.loss
+
+    def on_message(self, report: Message) -> None:
+        self.messages[report.name] = report.text
+
+
+SAMPLED = ("dataset.train_split_ratio=0.5", "training.validation_batches=3", "training.block_size=16")
+
+
+def test_the_first_figure_of_a_warm_start_is_one_everywhere(tiny_config: Make) -> None:
+    """Screen, events, file: one measurement, on the sample of every later one, which is told. The weights are the
+    lender's, so it is the lender's last figure to the last bit.
+    """
+    watchers = Watcher(), Watcher()
+    old = wyrmling.train(tiny_config(*SHORT, *SAMPLED), callbacks=[watchers[0]])
+    new = wyrmling.train(tiny_config(*SHORT, *SAMPLED, *started_from(old.run.path)), callbacks=[watchers[1]])
+    assert (
+        record(new, "pre_step_validation.json")["mean_loss"] == watchers[1].losses[0] == old.validation_loss
+    )
+    assert f"{old.validation_loss:.4f}" in watchers[1].messages["pre-step validation"]
+    assert "the same 192 of" in watchers[1].messages["validation"]
+    events = [json.loads(line) for line in new.run.events_path.read_text(encoding="utf-8").splitlines()]
+    first = next(event for event in events if event["event"] == "validation")
+    assert (first["step"], first["loss"], first["best"]) == (0, old.validation_loss, False)
+
+
+def test_a_warm_start_that_dies_before_its_first_step_is_measured_when_it_goes_on(tiny_config: Make) -> None:
+    old = wyrmling.train(tiny_config(*SHORT))
+    config = tiny_config(*SHORT, *started_from(old.run.path), "training.sanity_validation=false")
+    with pytest.raises(KeyboardInterrupt):
+        wyrmling.train(config, callbacks=[Watcher(dies_at_start=True)])
+    run = find_run("latest")
+    assert not (run.path / "pre_step_validation.json").exists()
+    assert main(["train", "--resume", str(run.path)]) == 0
+    said = json.loads((run.path / "pre_step_validation.json").read_text(encoding="utf-8"))
+    straight = record(wyrmling.train(config), "pre_step_validation.json")
+    assert said == straight
+    assert said["init_checkpoint_path"] == str(checkpoint_path(old.run.checkpoints, 4))
 
 
 def test_a_warm_start_resumes_bit_for_bit_and_keeps_its_table(

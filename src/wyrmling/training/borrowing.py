@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..checkpoint.transfer import Lender, Transfer, plan_transfer
 from ..config import Config
+from ..config.schema.init_transfer import InitTransfer
 from ..runs import find_run
+from ..runs.records import read_json
 from ..text.tokenizers import Tokenizer
 from .evaluation import Evaluation
 from .launch import Launch, refuse_other_surroundings
@@ -35,14 +38,23 @@ def plan_borrowing(launch: Launch, config: Config, tokenizer: Tokenizer) -> Tran
     )
 
 
-def pre_step_record(transfer: Transfer, measured: Evaluation) -> dict[str, Any]:
-    """What the borrowed weights are worth before the first step, as `pre_step_validation.json` holds it."""
+def pre_step_record(run: Path, options: InitTransfer, measured: Evaluation) -> dict[str, Any]:
+    """What the borrowed weights of a run are worth before the first step, as `pre_step_validation.json` holds it.
+
+    Raises:
+        CheckpointError: the record of the transfer cannot be read.
+    """
+    transfer = read_json(run / TRANSFER)
     return {
         "split": "val",
         "mean_loss": measured.loss,
         "tokens": measured.targets,
-        **transfer.sources(),
-        "init_transfer": transfer.options.model_dump(mode="json"),
+        **{
+            name: value
+            for name, value in transfer.items()
+            if name.endswith(("_checkpoint_path", "_checkpoint_step"))
+        },
+        "init_transfer": options.model_dump(mode="json"),
     }
 
 

@@ -78,18 +78,23 @@ class TrainingLoop:
         self._started = time.monotonic() - progress.seconds
         self._start_clock()
 
-    def run(self, begin: Callable[[], None] = lambda: None) -> LoopEnd:
+    def run(
+        self,
+        begin: Callable[[], None] = lambda: None,
+        before_first_step: Callable[[Evaluation], None] | None = None,
+    ) -> LoopEnd:
         """Train until the last step, early stopping, or a request to stop; the end is always saved.
 
         Args:
             begin: announces the run; whatever happens from its first line on, `on_end` is sent.
+            before_first_step: told what the first weights are worth, on the sample of every later validation.
         Raises:
             DivergedError, StorageError, and what callbacks raise; `on_end` is sent in every case.
         """
         try:
             begin()
-            if self.progress.step == 0 and self.settings.sanity_validation:
-                self._sanity_validation()
+            if self.progress.step == 0 and (self.settings.sanity_validation or before_first_step):
+                self._first_validation(before_first_step)
             reason = self._steps()
         except DivergedError as error:
             with contextlib.suppress(Exception):
@@ -244,23 +249,25 @@ class TrainingLoop:
         self._start_clock()
         return report
 
-    def _sanity_validation(self) -> None:
-        """Two batches before the first step: a mistake in the validation shows now, not at the first checkpoint."""
+    def _first_validation(self, told: Callable[[Evaluation], None] | None) -> None:
+        """Before the first step: a mistake in the validation shows now, and later figures have a first one."""
         if self.session.dataset.validation is None:
             return
-        self._report_validation(self._run_validation(batches=2), best=False)
+        evaluation, seconds = self._run_validation()
+        if evaluation.complete and told is not None:
+            told(evaluation)
+        self._report_validation((evaluation, seconds), best=False)
 
-    def _run_validation(self, batches: int) -> tuple[Evaluation, float]:
-        begun, split = time.monotonic(), self.session.dataset.validation
-        assert split is not None
+    def _run_validation(self) -> tuple[Evaluation, float]:
+        begun = time.monotonic()
         with self.profile.stage("validation"):
-            evaluation = self.session.validate(split, batches, lambda: self.control.stop_requested)
+            evaluation = self.session.validate(lambda: self.control.stop_requested)
             self.profile.waited()
         return evaluation, time.monotonic() - begun
 
     def _validate(self) -> tuple[bool, bool]:
         """Run a validation and take note of it: whether it was completed, and whether it is the best so far."""
-        evaluation, seconds = self._run_validation(self.settings.validation_batches)
+        evaluation, seconds = self._run_validation()
         self.progress.validation_due = not evaluation.complete
         if not evaluation.complete:
             return False, False

@@ -26,6 +26,7 @@ from ..watch.events import Broadcaster, Callback, Control, Message, RunStarted
 from ..watch.jsonl import EventLog
 from .autotune import REPORT, tune
 from .borrowing import PRE_STEP, TRANSFER, plan_borrowing, pre_step_record
+from .evaluation import Evaluation
 from .fingerprints import fingerprint_lines
 from .launch import Launch, refuse_rewards, resolve_launch, resumed_run, with_own_launch
 from .loading import own_tokenizer
@@ -124,7 +125,7 @@ def train(
         else:
             run = create_run(config, lambda folder: _fill(parts.session(folder), report, progress, launch))
             held.enter_context(run.lock())
-        return _run(parts.session(run), launch, transfer, progress, told, allow_inexact, profile)
+        return _run(parts.session(run), launch, progress, told, allow_inexact, profile)
 
 
 def _parts(
@@ -156,7 +157,6 @@ def _parts(
 def _run(
     session: Session,
     launch: Launch,
-    transfer: Transfer | None,
     progress: Progress,
     told: Told,
     allow_inexact: bool,
@@ -183,13 +183,23 @@ def _run(
         previous = None if launch.checkpoint is None else launch.checkpoint.progress.get("total_steps")
         length = describe_length(session.config.optimizer, session.total_steps, previous)
         reports.on_message(Message("info", "schedule", length))
+        sample = session.validation_sample()
+        if sample is not None:
+            reports.on_message(Message("info", "validation", sample))
         reports.on_start(_started(session, progress, launch, control))
-        if transfer is not None:
-            _write_pre_step_validation(session, transfer, control)
+
+    def borrowed(measured: Evaluation) -> None:
+        record = pre_step_record(run.path, session.config.training.init_transfer, measured)
+        write_json_atomically(run.path / PRE_STEP, record)
+        worth = f"the borrowed weights cost {measured.loss:.4f} nats per token before the first step"
+        reports.on_message(Message("info", "pre-step validation", worth))
+
+    unmeasured = (run.path / TRANSFER).exists() and not (run.path / PRE_STEP).exists()
 
     with stop_on_signals(control) as interrupt:
         measured = None if profile is None else RunProfile(session, progress.step + 1, profile)
-        end = TrainingLoop(session, progress, reports, control, measured).run(begin)
+        loop = TrainingLoop(session, progress, reports, control, measured)
+        end = loop.run(begin, borrowed if unmeasured else None)
     result = _result(session, end, interrupt.exit_code)
     return result if measured is None else replace(result, profile=run.path / PROFILE)
 
@@ -359,13 +369,3 @@ def _write_records(session: Session, launch: Launch) -> None:
         record["startup_autotune"] = session.autotune
         write_json_atomically(session.run.path / REPORT, session.autotune)
     session.run.write_records(session.configured, dataset.tokenizer, record)
-
-
-def _write_pre_step_validation(session: Session, transfer: Transfer, control: Control) -> None:
-    """What the borrowed weights are worth before the first step."""
-    split, batches = session.dataset.validation, session.config.training.validation_batches
-    if split is None:
-        return
-    measured = session.validate(split, batches, lambda: control.stop_requested)
-    if measured.complete:
-        write_json_atomically(session.run.path / PRE_STEP, pre_step_record(transfer, measured))

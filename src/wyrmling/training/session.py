@@ -14,7 +14,7 @@ from ..checkpoint import Surroundings
 from ..checkpoint.contents import model_tensors, optimizer_tensors
 from ..config import Config
 from ..data.batches import Batch, BatchLoader
-from ..data.dataset import Dataset, Split
+from ..data.dataset import Dataset
 from ..errors import ConfigError
 from ..model import Geometry, Model
 from ..model.choice import step_bytes
@@ -32,7 +32,7 @@ from ..optim import (
 from ..optim.continual import Activity, ContinualBackprop
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
-from .evaluation import Evaluation, documents_apart, validate
+from .evaluation import Evaluation, documents_apart, sample_of, validate
 from .geometry import RWKV8_CHOICE, limit_scratch
 from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
 from .plan import Plan
@@ -166,9 +166,10 @@ class Session(Parts):
             self.streams.forget(self.model, chosen)
         return int(chosen.sum())
 
-    def validate(self, split: Split, batches: int, stop: Callable[[], bool]) -> Evaluation:
-        """The loss on the run's fixed sample of `split`, in `batches` batches."""
-        training = self.config.training
+    def validate(self, stop: Callable[[], bool]) -> Evaluation:
+        """The loss on the sample of the validation split that every validation of the run reads."""
+        training, split = self.config.training, self.dataset.validation
+        assert split is not None
         return validate(
             self.model,
             split,
@@ -176,12 +177,30 @@ class Session(Parts):
             self.machine,
             block_size=training.block_size,
             rows=training.batch_size,
-            batches=batches,
+            batches=training.validation_batches,
             seed=training.seed,
             documents=documents_apart(split, training),
             chunk=training.tbptt_chunk_size,
             stop=stop,
         )
+
+    def validation_sample(self) -> str | None:
+        """What every validation reads, in words; None where nothing is validated."""
+        training, split = self.config.training, self.dataset.validation
+        if split is None:
+            return None
+        documents = documents_apart(split, training)
+        options = {"batches": training.validation_batches, "seed": training.seed}
+        sample = sample_of(
+            split, documents, block_size=training.block_size, rows=training.batch_size, **options
+        )
+        read, there = int(sample.targets.sum()), len(split) - 1
+        if documents is not None:
+            there = int(documents.targets.sum())
+        share = "all" if read == there else f"the same {read:,} of"
+        apart = "" if documents is None else f", {len(documents):,} documents apart"
+        blocks = f"in blocks of {training.block_size} that begin with an empty state"
+        return f"each reads {share} {there:,} targets, {blocks}{apart}"
 
     def device_memory(self) -> int | None:
         """Bytes in use on an accelerator; None on the CPU, where the process's memory tells."""

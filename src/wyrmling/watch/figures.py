@@ -15,7 +15,7 @@ Point = tuple[float, float]
 class Figures:
     """Headline numbers of a run. None: the run has not got that far, or does not measure it.
 
-    Losses are nats per token; `best` belongs to the lowest validation loss, the first of equals. `seconds`
+    Losses are nats per token; `best` belongs to the lowest validation loss after a step, the first of equals. `seconds`
     is the time between the first and the last event of each process that took part, superseded work left out.
     `tokens_per_second` is the median over logged steps, `memory_bytes` the largest reading of a logged step.
     """
@@ -50,7 +50,8 @@ def count_figures(events: Sequence[Event]) -> Figures:
     validations = [event for event in of_kind(events, "validation") if event["loss"] is not None]
     starts = of_kind(events, "started", "resumed")
     checkpoints = of_kind(events, "checkpoint")
-    best = min(validations, key=lambda event: event["loss"], default=None)
+    trained = [event for event in validations if event["step"] > 0]
+    best = min(trained, key=lambda event: event["loss"], default=None)
     speeds = [value for _, value in series(events, "step", "tokens_per_second")]
     memory = [value for _, value in series(events, "step", "memory_bytes")]
     losses = series(events, "step", "loss")

@@ -91,7 +91,9 @@ class Training(Table):
     )
     validation_batches: PositiveInt = Field(default=20, description="Batches in a validation.")
     sanity_validation: bool = Field(
-        default=True, description="Validate on two batches before the first step, to find mistakes early."
+        default=True,
+        description="Validate before the first step too: mistakes show early, and later figures have one to be held "
+        "against.",
     )
     sequence_kernel_override: Kernel | None = Field(
         default=None, description="The memory or the executor of this run, instead of model.sequence_kernel."
