@@ -166,16 +166,57 @@ def test_a_parquet_file_of_many_row_groups_is_read_in_bounded_memory(tmp_path: P
     assert peak < 1 << 20
 
 
-Hub = Callable[[Callable[..., str]], None]
+def test_patterns_of_a_folder_stand_for_its_files_sorted_and_once(tmp_path: Path) -> None:
+    folder = tmp_path / "x[1]"
+    (folder / "data" / "deep").mkdir(parents=True)
+    for name in ("b", "a", "data/c", "data/deep/d", ".hidden"):
+        (folder / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
+    (folder / "a[0].jsonl").write_text('{"text": "literal"}\n')
+
+    def found(*names: str) -> list[bytes]:
+        return documents(opened(table(folder, train_files=names)))
+
+    assert found("*.jsonl") == [b"a\n", b"literal\n", b"b\n"]
+    assert found("data/*.jsonl", "[ab].jsonl") == [b"data/c\n", b"a\n", b"b\n"]
+    assert found("**/*.jsonl") == [b"a\n", b"literal\n", b"b\n", b"data/c\n", b"data/deep/d\n"]
+    assert found("a[0].jsonl") == [b"literal\n"]
+    twice = opened(table(folder, train_files=["b.jsonl", "?.jsonl"]))
+    assert documents(twice) == [b"b\n", b"a\n"]
+    assert any("more than once" in note for note in twice.notes)
+    with refused("dataset.train_files", "*.txt", "no file matches", kind=DataError):
+        opened(table(folder, train_files=["*.txt"]))
+
+
+def test_what_cannot_be_used_is_left_out_and_counted_where_that_is_asked_for(tmp_path: Path) -> None:
+    rows = [{"text": "x"}, {"text": None}, {"other": 1}, {"text": "y"}]
+    for kind in ("jsonl", "parquet"):
+        name = write_rows(tmp_path, kind, rows)
+        keys = table(tmp_path, format=kind, train_files=[name])
+        with refused(name, "null", 'on_error = "skip"', kind=DataError):
+            documents(opened(keys))
+        keys.on_error = "skip"
+        source = opened(keys)
+        assert documents(source) == [b"x\n", b"y\n"]
+        assert source.notes[0].startswith("2 records skipped: ")
+
+
+def test_one_field_with_dots_serves_as_the_list_of_fields(tmp_path: Path) -> None:
+    name = write_rows(tmp_path, "jsonl", [{"a": {"b": "deep"}, "text": "flat"}])
+    assert documents(opened(table(tmp_path, train_files=[name], field="a.b"))) == [b"deep\n"]
+    two = table(tmp_path, train_files=[name], text_fields=["text", "a.b"])
+    assert documents(opened(two)) == [b"flat\ndeep\n"]
+
+
+Hub = Callable[..., None]
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """Puts a function in the place of the hub's download."""
+    """Puts functions in the place of the hub's download and its other functions."""
 
-    def install(download: Callable[..., str]) -> None:
+    def install(download: Callable[..., str], **others: Callable[..., Any]) -> None:
         module = ModuleType("huggingface_hub")
-        module.hf_hub_download = download  # type: ignore[attr-defined]
+        vars(module).update(others, hf_hub_download=download)
         monkeypatch.setitem(sys.modules, "huggingface_hub", module)
 
     return install
@@ -227,6 +268,76 @@ def test_a_hub_that_refuses_and_an_empty_cache_are_one_line(tmp_path: Path, hub:
     hub(refuse)
     with refused("train.jsonl", "owner/name", "404 Client Error.", "dataset.local_dir", kind=DataError):
         open_source(table(None), cache_dir=tmp_path)
+
+
+LISTING = [
+    "README.md",
+    "a.jsonl",
+    "data/b.jsonl",
+    "data/more/c.jsonl",
+    ".x/d.jsonl",
+    "data/.e.jsonl",
+    "f[1].jsonl",
+]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.jsonl", ["a.jsonl", "f[1].jsonl"]),
+        ("data/*", ["data/b.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "data/b.jsonl", "data/more/c.jsonl", "f[1].jsonl"]),
+        ("data/**", ["data/b.jsonl", "data/more/c.jsonl"]),
+        ("data/**/c.jsonl", ["data/more/c.jsonl"]),
+        ("**/.e.jsonl", ["data/.e.jsonl"]),
+        ("f[1].jsonl", ["f[1].jsonl"]),
+        ("[!f].jsonl", ["a.jsonl"]),
+    ],
+)
+def test_patterns_of_the_hub_are_matched_as_those_of_a_folder(
+    tmp_path: Path, hub: Hub, pattern: str, found: list[str]
+) -> None:
+    for name in LISTING:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}) + "\n")
+    asked: list[dict[str, Any]] = []
+
+    def listing(**request: Any) -> list[str]:
+        asked.append(request)
+        return LISTING
+
+    hub(lambda **request: str(tmp_path / request["filename"]), list_repo_files=listing)
+    remote = open_source(table(None, train_files=[pattern], revision="v1"), cache_dir=tmp_path)
+    assert documents(remote) == [f"{name}\n".encode() for name in found]
+    assert asked == [{"repo_id": "owner/name", "repo_type": "dataset", "revision": "v1", "token": None}]
+    local = opened(table(tmp_path, train_files=[pattern]))
+    assert sorted(documents(local)) == sorted(documents(remote))
+
+
+def test_patterns_without_a_match_or_without_a_list_are_refused(tmp_path: Path, hub: Hub) -> None:
+    def offline(**request: Any) -> str:
+        raise ConnectionError("no route to host")
+
+    hub(offline, list_repo_files=lambda **_: ["a.json"])
+    with refused("dataset.train_files", "owner/name", "*.jsonl", "a.json", kind=DataError):
+        open_source(table(None, train_files=["*.jsonl"]), cache_dir=tmp_path)
+    hub(offline, list_repo_files=offline, snapshot_download=offline)
+    with refused("owner/name", "no route to host", "dataset.local_dir", kind=DataError):
+        open_source(table(None, train_files=["*.jsonl"]), cache_dir=tmp_path)
+
+
+def test_without_a_network_patterns_are_matched_against_the_cache(tmp_path: Path, hub: Hub) -> None:
+    write_rows(tmp_path, "jsonl", ROWS)
+
+    def cached(**request: Any) -> str:
+        if not request.get("local_files_only"):
+            raise ConnectionError("no route to host")
+        return str(tmp_path / request.get("filename", ""))
+
+    hub(cached, list_repo_files=cached, snapshot_download=cached)
+    source = open_source(table(None, train_files=["*.jsonl"]), cache_dir=tmp_path)
+    assert len(documents(source)) == 3
+    assert any("patterns were matched against what is in the cache" in note for note in source.notes)
 
 
 def test_missing_extras_say_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,15 +5,18 @@ The extra `hub` (huggingface_hub, and pyarrow for parquet) is needed only for wh
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, DataError
 from .base import Source
-from .files import InputFile, reading_options, shown
+from .files import InputFile, find_files, reading_options, shown
 from .records import RecordFiles, choices, reader, rendering
+from .tally import listed
 
 if TYPE_CHECKING:
     from ...config.schema.sources import HuggingFaceSource
@@ -26,7 +29,8 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     """The source of a `hugging_face` table.
 
     With `local_dir`, files are taken from there and nothing is asked of the network. Otherwise each file is
-    downloaded into `<cache_dir>/huggingface`, or found there when the network or the hub does not answer.
+    downloaded into `<cache_dir>/huggingface`, or found there when the network or the hub does not answer. Patterns
+    are matched against the folder, or against the repository's list of files.
 
     Args:
         validation: read `validation_files` instead of `train_files`.
@@ -43,10 +47,9 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     read, settings = reader(config, config.format, render)
     if config.local_dir is not None:
         folder = Path(config.local_dir).expanduser()
-        files = _local_files(folder, names, key, reading_options(config))
-        notes: list[str] = []
+        files, notes = _local_files(folder, names, f"dataset.{key}", reading_options(config))
     else:
-        files, notes = _hub_files(config, names, cache_dir)
+        files, notes = _hub_files(config, names, f"dataset.{key}", cache_dir / "huggingface")
     return RecordFiles(
         "hugging_face",
         files,
@@ -63,38 +66,91 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
     )
 
 
-def _local_files(folder: Path, names: Sequence[str], key: str, options: Mapping[str, Any]) -> list[InputFile]:
+def _local_files(
+    folder: Path, names: Sequence[str], key: str, options: Mapping[str, Any]
+) -> tuple[list[InputFile], list[str]]:
     if not folder.is_dir():
         raise DataError(f"dataset.local_dir: {shown(folder)}: no such folder")
-    files = []
+    entries = []
     for name in names:
         path = folder / PurePosixPath(name)
-        if not path.is_file():
-            reason = "is a folder, a file is needed" if path.is_dir() else "no such file"
-            raise DataError(f"dataset.{key}: {shown(path)}: {reason}")
-        files.append(InputFile(path, shown(path), **options))
-    return files
+        if path.is_dir():
+            raise DataError(f"{key}: {shown(path)}: is a folder; name files in it, or a pattern ({name}/*)")
+        entries.append(str(path if path.exists() else Path(glob.escape(str(folder)), name)))
+    return find_files(entries, key=key, suffixes=(), **options)
 
 
 def _hub_files(
-    config: HuggingFaceSource, names: Sequence[str], cache_dir: Path
+    config: HuggingFaceSource, names: Sequence[str], key: str, cache: Path
 ) -> tuple[list[InputFile], list[str]]:
     try:
-        from huggingface_hub import hf_hub_download
+        import huggingface_hub as hub
     except ImportError:
         raise DataError(
             f"dataset.repo_id: huggingface_hub is not installed; {INSTALL}, or set dataset.local_dir"
         ) from None
     token = _token(config)
+    notes: list[str] = []
+    if any(glob.has_magic(name) for name in names):
+        listing, answered = _listing(hub, config, cache, token)
+        names = [file for name in names for file in _matching(name, listing, key, config.repo_id)]
+        if not answered:
+            notes.append("the hub did not answer; patterns were matched against what is in the cache")
+    repeated = len(names) - len(set(names))
+    if repeated:
+        notes.append(f"{repeated} files named more than once in {key} are read once")
     files, cached = [], []
-    for name in names:
-        path, from_cache = _download(hf_hub_download, config, name, cache_dir / "huggingface", token)
+    for name in dict.fromkeys(names):
+        path, from_cache = _download(hub.hf_hub_download, config, name, cache, token)
         shown_name = shown(f"{config.repo_id}/{name}")
         files.append(InputFile(path, shown_name, **reading_options(config)))
         if from_cache:
             cached.append(shown_name)
-    notes = [f"the hub did not answer; taken from the cache: {', '.join(cached)}"] if cached else []
+    if cached:
+        notes.append(f"the hub did not answer; taken from the cache: {', '.join(cached)}")
     return files, notes
+
+
+def _listing(hub: Any, config: Any, cache: Path, token: str | None) -> tuple[list[str], bool]:
+    """The files of a repository, and whether the hub told them (else they are those that the cache holds)."""
+    request = {"repo_id": config.repo_id, "repo_type": "dataset", "revision": config.revision}
+    try:
+        return list(hub.list_repo_files(**request, token=token)), True
+    except Exception as error:  # as in `_download`
+        refused = error
+    try:
+        folder = Path(hub.snapshot_download(**request, cache_dir=str(cache), local_files_only=True))
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()], False
+    except Exception:
+        raise DataError(
+            f"cannot list the files of dataset {shown(config.repo_id)} on the hub ({_first_line(refused)}), and "
+            f"{shown(cache)} does not hold it; name the files without patterns, or set dataset.local_dir"
+        ) from refused
+
+
+def _matching(name: str, listing: Sequence[str], key: str, repo_id: str) -> list[str]:
+    """The files that a name or a pattern stands for, sorted; `*` ends at a `/`, `**` does not, as in `glob`."""
+    if not glob.has_magic(name) or name in listing:
+        return [name]
+    found = sorted(file for file in listing if _fits(file.split("/"), name.split("/")))
+    if not found:
+        raise DataError(
+            f"{key}: no file of dataset {shown(repo_id)} matches {shown(name)} "
+            f"(there is: {listed([shown(file) for file in sorted(listing)]) or 'nothing'})"
+        )
+    return found
+
+
+def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:
+    if not pattern or not parts:
+        return not pattern and not parts
+    if pattern[0] == "**" and len(pattern) > 1 and _fits(parts, pattern[1:]):
+        return True
+    if parts[0].startswith(".") and not pattern[0].startswith("."):
+        return False
+    if pattern[0] == "**":
+        return (pattern == ["**"] and len(parts) == 1) or _fits(parts[1:], pattern)
+    return fnmatchcase(parts[0], pattern[0]) and _fits(parts[1:], pattern[1:])
 
 
 def _download(
@@ -115,12 +171,15 @@ def _download(
     try:
         return Path(download(**request, local_files_only=True)), True
     except Exception:
-        lines = str(refused).strip().splitlines() or [type(refused).__name__]
         raise DataError(
             f"cannot get {shown(name)} of dataset {shown(config.repo_id)} from the hub "
-            f"({shown(lines[0])}), and {shown(cache)} does not hold it; "
+            f"({_first_line(refused)}), and {shown(cache)} does not hold it; "
             "check the name, or set dataset.local_dir"
         ) from refused
+
+
+def _first_line(error: Exception) -> str:
+    return shown((str(error).strip().splitlines() or [type(error).__name__])[0])
 
 
 def _token(config: HuggingFaceSource) -> str | None:
