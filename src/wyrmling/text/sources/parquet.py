@@ -9,10 +9,10 @@ import numpy as np
 
 from ...errors import DataError
 from .base import Tally
-from .files import InputFile
+from .files import InputFile, shown
 from .rendering import Malformed, Reader, Records, named, no_field
 
-_ROWS = 256
+_ROWS = 64
 _READ_BYTES = 1 << 20
 
 
@@ -32,29 +32,39 @@ def parquet_rows(fields: Sequence[str]) -> Reader:
         raise DataError('reading parquet needs pyarrow; run: pip install "wyrmling[hub]"') from None
 
     def read(file: InputFile, tally: Tally) -> Records:
-        try:
-            with (
-                file.open() as stream,
-                pyarrow.parquet.ParquetFile(stream, buffer_size=_READ_BYTES) as table,
-            ):
-                names = table.schema_arrow.names
-                columns = {field: _column(field, names) for field in fields}
-                missing = next((field for field, column in columns.items() if not column), None)
-                if missing is not None:
-                    reason = f"{no_field(missing)} (there is: {named(names)})"
-                    for number in range(table.metadata.num_rows):
-                        yield f"{file.name}: row {number + 1}", Malformed(reason, f"without field {missing}")
-                    return
-                number = 0
-                for batch in table.iter_batches(batch_size=_ROWS, columns=sorted(set(columns.values()))):
-                    for record in _rows(batch):
-                        number += 1
-                        yield f"{file.name}: row {number}", record
-        except pyarrow.ArrowException as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DataError(f"{file.name}: damaged or not a parquet file ({reason})") from error
+        if file.compressed:
+            raise DataError(
+                f"{file.name}: is packed, and parquet is not read from its start on; unpack it first"
+            )
+        with file.open() as stream:
+            try:
+                with pyarrow.parquet.ParquetFile(stream, buffer_size=_READ_BYTES) as table:
+                    yield from _records(table, fields, file.name)
+            except (pyarrow.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:
+                    raise  # of the file system; pyarrow's own have no number
+                reason = shown((str(error) or type(error).__name__).splitlines()[0])
+                raise DataError(f"{file.name}: damaged or not a parquet file ({reason})") from error
 
     return read
+
+
+def _records(table: Any, fields: Sequence[str], name: str) -> Records:
+    names = table.schema_arrow.names
+    columns = {field: _column(field, names) for field in fields}
+    for field, column in columns.items():
+        if not column:
+            reason = f"{no_field(field)} (there is: {named(names)})"
+            for number in range(table.metadata.num_rows):
+                yield f"{name}: row {number + 1}", Malformed(reason, f"without field {shown(field)}")
+            return
+        if names.count(column) > 1:
+            raise DataError(f'{name}: there is more than one column "{shown(column)}"')
+    number = 0
+    for batch in table.iter_batches(batch_size=_ROWS, columns=sorted(set(columns.values()))):
+        for record in _rows(batch):
+            number += 1
+            yield f"{name}: row {number}", record
 
 
 def _column(field: str, names: Sequence[str]) -> str:
@@ -84,7 +94,10 @@ def _value(scalar: Any) -> Any:
             return None
         if scalar.values.null_count:
             raise Malformed("a list of tokens holds null", "no list of whole numbers")
-        return scalar.values.to_numpy(zero_copy_only=False).astype(np.int64)
+        ids = scalar.values.to_numpy(zero_copy_only=False)
+        if ids.dtype == np.uint64 and ids.max(initial=0) > np.iinfo(np.int64).max:
+            raise Malformed("a list of tokens holds a number beyond 63 bits", "no token id")
+        return ids.astype(np.int64)
     try:
         return scalar.as_py()
     except UnicodeDecodeError:

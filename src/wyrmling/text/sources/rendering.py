@@ -8,6 +8,7 @@ Only fields that are named are looked at: whatever else a record holds never mak
 
 from __future__ import annotations
 
+import datetime
 import decimal
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ class Number(str):
 class Rendering:
     """What becomes of a record: the text of its parts in order, or one field of token ids.
 
-    Strings are taken as they are, numbers and booleans as they are written. A field that is null, not there, or
+    Strings are taken as they are, numbers, booleans and dates as they are written. A field that is null, not there, or
     holds something else makes the record malformed. A record whose fields are all empty has no text.
 
     Args:
@@ -194,6 +195,8 @@ def _text(record: Record, name: str) -> str:
         raise Malformed(f'field "{shown(name)}" is {value}, not a number', "NaN or infinite")
     if isinstance(value, int | float | np.number | decimal.Decimal):
         return str(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
     if isinstance(value, list | np.ndarray):
         advice = f'name an item of it ("{shown(name)}.0")'
         if len(value) and all(isinstance(item, int | np.integer) for item in value):
