@@ -52,6 +52,8 @@ def test_a_value_that_is_not_there_is_refused_in_one_line(
         "parallel.data = {size = 1, find_unused_parameters = false}",
         "model.mhc.enabled = false",
         "model.fused_kernels = false",
+        'generation.prompt_tokenizer = {source = "dataset"}',
+        'generation.decode_tokenizer.source = "dataset"',
     ],
 )
 def test_a_refused_key_at_a_value_that_changes_nothing_is_dropped(write: Write, text: str) -> None:

@@ -35,6 +35,10 @@ RENAMED_KEYS = {
 
 NOT_YET = "is not in this version yet"
 NOT_BUILT = "is not built"
+OWN_TOKENIZER = (
+    f"{NOT_BUILT}: prompts and text are read and written with the tokenizer that the run was trained with; a run of "
+    "ready-made ids takes and gives ids"
+)
 
 REFUSED_KEYS = {
     "optimizer.muon.target_modules": f"{NOT_BUILT}: matrices are found by their role",
@@ -43,8 +47,8 @@ REFUSED_KEYS = {
     "parallel.pipeline": NOT_YET,
     "parallel.checkpoint": NOT_YET,
     "parallel.tensor": NOT_BUILT,
-    "generation.prompt_tokenizer": NOT_YET,
-    "generation.decode_tokenizer": NOT_YET,
+    "generation.prompt_tokenizer": OWN_TOKENIZER,
+    "generation.decode_tokenizer": OWN_TOKENIZER,
     "run_layout.mirror_config_path": f"{NOT_BUILT}: where a run lies does not follow from where its file lies; use "
     "run_layout.category",
     "stages": "belong to a bundle, not to a configuration: run the file with `wyrmling bundle`",
@@ -71,7 +75,12 @@ REFUSED_KEYS = {
     "model.fused_kernels": f"{NOT_BUILT}: use model.sequence_kernel.executor",
 }
 
-NEUTRAL_VALUES = {"model.mamba.mimo_rank": 1, "model.mamba.use_fast_path": True}
+NEUTRAL_VALUES: dict[str, Any] = {
+    "model.mamba.mimo_rank": 1,
+    "model.mamba.use_fast_path": True,
+    "generation.prompt_tokenizer": {"source": "dataset"},
+    "generation.decode_tokenizer": {"source": "dataset"},
+}
 """Values of refused keys that change nothing, where it is not off."""
 
 Answers = dict[Any, str]
