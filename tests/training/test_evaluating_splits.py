@@ -23,7 +23,7 @@ from wyrmling.cli.main import app
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.data.dataset import Dataset
 from wyrmling.data.streams import Documents
-from wyrmling.errors import DataError
+from wyrmling.errors import CheckpointError, DataError
 from wyrmling.model import Model
 from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer, Tokenizer
 from wyrmling.training.evaluate import _split
@@ -159,6 +159,15 @@ def test_the_validation_split_is_the_runs_own(tiny_config: Make) -> None:
     loaded = wyrmling.load_run(result.run.path)
     found = wyrmling.evaluate(loaded, carry_state=False, rows=config.training.batch_size)
     assert found.loss == pytest.approx(result.validation_loss, rel=1e-5)
+
+
+def test_a_loss_that_is_not_finite_is_no_result(tiny_config: Make) -> None:
+    """Finite weights, and scores that overflow."""
+    loaded = wyrmling.load_run(wyrmling.train(tiny_config()).run.path)
+    with torch.no_grad():
+        loaded.model.lm_head.fill_(1e38)
+    with pytest.raises(CheckpointError, match=r"step 12: the loss on .* is not finite.*--checkpoint"):
+        wyrmling.evaluate(loaded)
 
 
 def test_nothing_to_validate_on_is_said(tiny_config: Make) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -131,8 +132,13 @@ def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot(monkeypatch: 
 
     assert not chosen("20 GB")
     assert chosen("130 MB")
-    with pytest.raises(ConfigError, match=r"runtime.activation_memory \(1 MB\) is too small .* needs about"):
+    with pytest.raises(
+        ConfigError, match=r"runtime.activation_memory \(1,000,000 bytes\) is too small"
+    ) as caught:
         chosen("1 MB")
+    needed = re.search(r"needs about ([\d,]+) bytes", str(caught.value))
+    assert needed is not None
+    assert chosen(needed[1].replace(",", "")), "what it says is needed is enough"
 
 
 def test_what_is_kept_has_to_fit_where_the_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

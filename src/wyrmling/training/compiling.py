@@ -43,10 +43,11 @@ except BaseException as error:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What was found: the `path` of a C++ compiler that works, or None and the `reason`."""
+    """What was found: the `path` of a C++ compiler that works, or None, the `reason`, and what would help."""
 
     path: str | None
     reason: str
+    remedy: str = ""
 
 
 def worth_compiling(seconds: float) -> bool:
@@ -63,8 +64,12 @@ def working_compiler(patience: float | None = None) -> Compiler:
     path = find_compiler()
     if path is None:
         named = os.environ.get("CXX")
+        if named:
+            return Compiler(
+                None, f"CXX names {named}, which is not there", "correct or unset the variable CXX"
+            )
         return Compiler(
-            None, f"CXX names {named}, which is not there" if named else "there is no C++ compiler"
+            None, "there is no C++ compiler", "install g++ or clang++, name one in the variable CXX"
         )
     return _tried(path, PATIENCE if patience is None else patience)
 
@@ -102,8 +107,8 @@ def choose_kernels(
         found = _needed_compiler(impossible)
         if found.path is None:
             raise ConfigError(
-                f"runtime.compile is on, but {found.reason}: install g++ or clang++, name a compiler in the variable "
-                "CXX, or set runtime.compile = off"
+                f"runtime.compile is on, but {found.reason}: {found.remedy}{', or ' if found.remedy else ''}set "
+                "runtime.compile = off"
             )
         return Choice(NAME, "compiled", f"asked for by runtime.compile; {found.reason}")
     if impossible:
@@ -129,8 +134,8 @@ def _stored(stored: str, impossible: str | None) -> Choice:
         found = _needed_compiler(impossible)
         if found.path is None:
             raise CheckpointError(
-                f"the run was trained with compiled kernels, but {found.reason}: put the compiler back, or pass "
-                "--allow-inexact with --set runtime.compile=off"
+                f"the run was trained with compiled kernels, but {found.reason}: {found.remedy}"
+                f"{', or ' if found.remedy else ''}pass --allow-inexact with --set runtime.compile=off"
             )
     return Choice(NAME, stored, "as when the run was created")
 
@@ -144,7 +149,9 @@ def _tried(path: str, patience: float) -> Compiler:
     for command in commands:
         failure = _run(command, {**os.environ, "CXX": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}, patience)
         if failure is not None:
-            return Compiler(None, f"the C++ compiler {path} does not work ({failure})")
+            return Compiler(
+                None, f"the C++ compiler {path} does not work ({failure})", "name another in the variable CXX"
+            )
     return Compiler(path, f"the C++ compiler {path} works")
 
 

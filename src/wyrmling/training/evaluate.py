@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from ..data.dataset import prepare_dataset
 from ..data.store import Split, store_in_memory
-from ..errors import DataError
+from ..errors import CheckpointError, DataError
 from ..text.sources import open_one_text
 from .evaluation import Evaluation, documents_apart, evaluate_split
 from .loading import LoadedRun
@@ -41,10 +42,11 @@ def evaluate(
         note: told what a person should know about the data, such as token files that were built anew.
     Raises:
         DataError: no such file or split, a text of fewer than two tokens, characters outside the vocabulary.
+        CheckpointError: the loss is not finite: such weights are of no use.
     """
     training = loaded.config.training
     chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
-    return evaluate_split(
+    found = evaluate_split(
         loaded.model,
         chosen,
         loaded.tokenizer,
@@ -55,6 +57,13 @@ def evaluate(
         documents=documents_apart(chosen, training),
         progress=progress,
     )
+    if not math.isfinite(found.loss):
+        raise CheckpointError(
+            f"{loaded.run.name}, step {loaded.step}: the loss on {chosen.where} is not finite: the weights have grown "
+            "beyond what can be computed with; evaluate an earlier checkpoint (--checkpoint), and see "
+            "`wyrmling train --fork` for the way on"
+        )
+    return found
 
 
 def probe(

@@ -360,13 +360,12 @@ def _activation_memory(
 
 def _within_budget(name: str, budget: int, needs: Mapping[str, int], about: str) -> Choice:
     """What fits a number of bytes that somebody gave."""
-    given = f"runtime.activation_memory ({budget / 1e6:,.0f} MB)"
+    given = f"runtime.activation_memory ({budget:,} bytes)"
     for value, need in needs.items():
         if need <= budget:
             verdict = "which fits" if value == "keep" else "which does not fit"
             return Choice(name, value, f"{about}, {verdict} {given}")
-    least = needs["recompute"] / 1e6
     raise ConfigError(
-        f"{given} is too small for a step, which needs about {least:,.0f} MB even when neurons are computed again: "
-        "raise it, or lower training.batch_size"
+        f"{given} is too small for a step, which needs about {needs['recompute']:,} bytes even when neurons are "
+        "computed again: raise it, or lower training.batch_size, training.block_size or training.tbptt_chunk_size"
     )
