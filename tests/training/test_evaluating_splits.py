@@ -243,7 +243,7 @@ def test_documents_apart_are_scored_each_from_its_own_start(
     """
     ours = model()
     texts = [bytes((7 * i * i + 3 * i + n) % 125 for i in range(n)).decode() for n in lengths]
-    split = Dataset.from_texts(texts, tokenizer=BYTES).train
+    split = Dataset.from_texts(texts, tokenizer=BYTES, document_separator="").train
     apart = Documents.of(split.document_starts, len(split))
     found = evaluate_split(
         ours, split, BYTES, MACHINE, block_size=block, rows=rows, carry_state=carry, documents=apart
@@ -271,7 +271,7 @@ def test_documents_apart_are_scored_each_from_its_own_start(
 def test_a_sample_of_documents_crosses_no_border_and_repeats_nothing(
     lengths: list[int], block: int, batches: int, seed: int
 ) -> None:
-    split = Dataset.from_texts(["x" * n for n in lengths], tokenizer=BYTES).train
+    split = Dataset.from_texts(["x" * n for n in lengths], tokenizer=BYTES, document_separator="").train
     apart = Documents.of(split.document_starts, len(split))
     sample = sample_of(split, apart, block_size=block, rows=2, batches=batches, seed=seed)
     again = sample_of(split, apart, block_size=block, rows=2, batches=batches, seed=seed)
@@ -284,7 +284,7 @@ def test_a_sample_of_documents_crosses_no_border_and_repeats_nothing(
 
 def test_long_and_short_documents_are_read_in_few_and_full_batches() -> None:
     """Like beside like: a thousand short documents cost a few batches, and a long one does not make them long."""
-    split = Dataset.from_texts(["x" * 3000, *["y" * 9] * 1000], tokenizer=BYTES).train
+    split = Dataset.from_texts(["x" * 3000, *["y" * 9] * 1000], tokenizer=BYTES, document_separator="").train
     apart = Documents.of(split.document_starts, len(split))
     shapes = [tuple(reading.tokens.shape) for reading in read_side_by_side(split, apart, 64, 4)]
     assert shapes[0] == (4, 64)
