@@ -13,6 +13,7 @@ from mamba3_cases import empty_state, make_tokens, outcome, part_of, prefix_stat
 from torch import Tensor
 
 from memory_cases import assert_close, draw
+from wyrmling.memory.base import MemoryState
 from wyrmling.memory.mamba3 import chunked, naive
 from wyrmling.memory.mamba3.naive import Tokens
 from wyrmling.memory.ssd import naive as ssd_naive
@@ -65,6 +66,31 @@ def test_chunks_of_any_size_equal_the_loop(chunk: int, carried: bool, length: in
     if not carried:  # None is the empty state
         nothing = outcome(by_chunks(chunk), tokens, skip, None)
         assert_close(nothing, {name: x for name, x in truth.items() if "from." not in name})
+
+
+@pytest.mark.parametrize("only", [None, "read", "ssm", "angle", "key", "value"])
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize(("chunk", "segment"), [(1, 1), (1, 4), (3, 3), (2, 5), (4, 8)])
+def test_gradients_do_not_notice_where_segments_end(
+    monkeypatch: pytest.MonkeyPatch, only: str | None, carried: bool, chunk: int, segment: int
+) -> None:
+    """Sums of angles' gradients end there; of everything, and of one part of what comes out alone."""
+    monkeypatch.setattr(chunked, "SEGMENT", segment)
+    tokens = make_tokens(length=11)
+    state, skip = prefix_state(tokens) if carried else None, draw(2)
+
+    def gradients(form, first: MemoryState | None) -> list[Tensor]:  # type: ignore[no-untyped-def]
+        inputs = [x.clone().requires_grad_() for x in tokens]
+        start = None if first is None else {name: x.clone().requires_grad_() for name, x in first.items()}
+        read, final = form(Tokens(*inputs), skip, start)
+        found = {"read": read, **final}
+        losses = [(x * draw(*x.shape, seed=7)).sum() for name, x in found.items() if only in (None, name)]
+        leaves = [*inputs, *(start or {}).values()] if carried else inputs
+        return list(torch.autograd.grad(sum(losses), leaves, materialize_grads=True))
+
+    truth = gradients(naive.mamba3, state or empty_state(tokens))
+    for one, other in zip(gradients(by_chunks(chunk), state), truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=40)

@@ -8,14 +8,28 @@ Only the angle modulo one turn matters, so it is counted in turns, where a whole
 and summed in float64. In float32 a sum of 65,536 steps grows to thousands of turns and loses a tenth of a radian.
 The state keeps the angle within half a turn, where float32 holds it to 1e-7 however long the stream. What is dropped
 is constant almost everywhere, so gradients are those of the plain sum.
+
+The gradient of an increment is the sum of those of all later angles, and nearly all of it cancels: two tokens that are
+turned together do not notice. Summed over a long stream, float32 would leave the rounding of what cancels. So the sum
+ends with a segment of the stream, and what lies behind it is found from the state on the border. Write S for the state
+(with the last key), Gamma for its gradient, and tau(Gamma, S) for the derivative of <Gamma, S> by an angle that S is
+turned by. Turning all tokens of a segment, and what comes out of it, is turning everything, which later reads do not
+notice, and the state before it back:
+
+    dL/dtheta_in = tau(Gamma_out, S_out) + dL/dtheta_out - tau(Gamma_in, S_in)
+
+Tokens give nothing to theta_in: `leave` adds the first two terms, `enter` the third. From segment to segment the terms
+of a border cancel exactly, in float64. An increment gets what the tokens of its segment say, and dL/dtheta_out.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ...numerics.sums import running_sum
 
@@ -43,12 +57,13 @@ def accumulate(start: Tensor | None, step: Tensor, spin: Tensor) -> Tensor:
         start: [B, H, R] radians before the first token; None is 0.
         step: [B, H, T], dt.
         spin: [B, T, R] in (-1, 1), half turns per unit of time; the same for all heads.
-    Returns: radians in [-pi, pi], [B, H, T, R], dtype and device of `step`.
+    Returns: radians in [-pi, pi], [B, H, T, R], in float64 (on a device that has it; else of the dtype of `step`).
     """
     turns = running_sum(_exact(0.5 * step[..., None] * spin[:, None]), 2)
     if start is not None:
         turns = turns + _exact(start)[:, :, None] / TURN
-    return (TURN * (turns - torch.round(turns))).to(step.device, step.dtype)
+    angle = TURN * (turns - torch.round(turns))
+    return angle if angle.device == step.device else angle.to(step.device, step.dtype)
 
 
 def rotors(angle: Tensor) -> Tensor:
@@ -62,3 +77,76 @@ def rotate_pairs(x: Tensor, rotor: Tensor) -> Tensor:
     pairs = torch.complex(x[..., 0:width:2], x[..., 1:width:2])
     turned = torch.view_as_real(pairs * rotor).flatten(-2)
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
+
+
+def _torque(gradient: Tensor | None, x: Tensor, angles: int) -> Tensor | float:
+    """tau: the derivative of <gradient, x> by the angles of the first R pairs of x [B, H, P, N]: [B, H, R], float64."""
+    if gradient is None:
+        return 0.0
+    g, x = (_exact(t[..., : 2 * angles]).unflatten(-1, (-1, 2)) for t in (gradient, x))  # [B, H, P, R, 2]
+    return (g[..., 1] * x[..., 0] - g[..., 0] * x[..., 1]).sum(2)
+
+
+class _Enter(torch.autograd.Function):
+    """A state as it is. Backwards, the angle loses tau of what comes in."""
+
+    @staticmethod
+    def forward(ctx: Any, ssm: Tensor, key: Tensor, angle: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(ssm, key)
+        ctx.kind = angle.device, angle.dtype
+        ctx.angles = angle.shape[-1]
+        ctx.set_materialize_grads(False)
+        return ssm.view_as(ssm), key.view_as(key), angle.view_as(angle)
+
+    @staticmethod
+    @once_differentiable  # the state is saved as a constant: a second derivative must fail, not be wrong
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        g_ssm, g_key, g_angle = gradients
+        lost = _border(g_ssm, g_key, ctx.saved_tensors, ctx.angles)
+        if isinstance(lost, Tensor):
+            g_angle = (-lost if g_angle is None else _exact(g_angle) - lost).to(*ctx.kind)
+        return g_ssm, g_key, g_angle
+
+
+class _Leave(torch.autograd.Function):
+    """A state as it is. Backwards, the angle that the segment began with gets tau of what comes out."""
+
+    @staticmethod
+    def forward(ctx: Any, ssm: Tensor, key: Tensor, angle: Tensor, start: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(ssm, key)
+        ctx.kind = start.device, start.dtype
+        ctx.angles = angle.shape[-1]
+        ctx.set_materialize_grads(False)
+        return ssm.view_as(ssm), key.view_as(key), angle.view_as(angle)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        g_ssm, g_key, g_angle = gradients
+        g_start = g_angle
+        gained = _border(g_ssm, g_key, ctx.saved_tensors, ctx.angles)
+        if isinstance(gained, Tensor):
+            g_start = gained if g_angle is None else gained + _exact(g_angle)
+        return g_ssm, g_key, g_angle, None if g_start is None else g_start.to(*ctx.kind)
+
+
+def _border(
+    g_ssm: Tensor | None, g_key: Tensor | None, state: tuple[Tensor, ...], angles: int
+) -> Tensor | float:
+    """tau of a state: ssm [B, H, P, N] and the last key [B, H, N]."""
+    ssm, key = state
+    of_key = _torque(None if g_key is None else g_key[:, :, None], key[:, :, None], angles)
+    return _torque(g_ssm, ssm, angles) + of_key
+
+
+def enter(ssm: Tensor, key: Tensor, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The state before a segment as its tokens take it: ssm [B, H, P, N], key [B, H, N], angle [B, H, R].
+
+    The tokens' own angles begin at the angle without its graph.
+    """
+    return _Enter.apply(ssm, key, angle)
+
+
+def leave(ssm: Tensor, key: Tensor, angle: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The state after a segment, to be handed on. `start`: the angle that `enter` gave; None is a constant 0."""
+    return (ssm, key, angle) if start is None else _Leave.apply(ssm, key, angle, start)

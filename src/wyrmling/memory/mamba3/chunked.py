@@ -26,10 +26,11 @@ from torch import Tensor
 from ...numerics.decays import decayed
 from ..base import MemoryState
 from ..ssd.chunked import ssd
-from .angles import accumulate, rotate_pairs, rotors
+from .angles import accumulate, enter, leave, rotate_pairs, rotors
 from .naive import Tokens
 
 CHUNK = 64
+SEGMENT = 512  # tokens whose angles share a sum of gradients; each hands its state on
 
 
 def _shifted(first: Tensor | None, later: Tensor) -> Tensor:
@@ -43,12 +44,31 @@ def mamba3(
     tokens: Tokens, skip: Tensor, state: MemoryState | None, *, chunk: int = CHUNK, carry: bool = True
 ) -> tuple[Tensor, MemoryState | None]:
     """As `naive.mamba3`; state None is the empty one, and without `carry` the final state is None."""
+    size = max(SEGMENT // chunk, 1) * chunk
+    # split, not slices: its backward pass is one concatenation instead of a zero-filled sum per segment
+    pieces = list(zip(*(part.split(size, 1 if part is tokens.spin else 2) for part in tokens), strict=True))
+    reads, dtype = [], tokens.step.dtype
+    for index, piece in enumerate(pieces):
+        read, state = _segment(Tokens(*piece), skip, state, chunk, carry or index + 1 < len(pieces))
+        reads.append(read)
+    if state is not None:
+        state["angle"] = state["angle"].to(dtype)  # float64 from segment to segment
+    return reads[0] if len(reads) == 1 else torch.cat(reads, dim=2), state
+
+
+def _segment(
+    tokens: Tokens, skip: Tensor, state: MemoryState | None, chunk: int, carry: bool
+) -> tuple[Tensor, MemoryState | None]:
+    """`mamba3` of some chunks; the angles' gradients end at its borders (see `angles`)."""
     log_decay, step, blend, spin, values, keys, queries = tokens
-    start = state or {}
+    start, first = state or {}, None
+    if state is not None:
+        ssm, key, first = enter(state["ssm"], state["key"], state["angle"])
+        start = {**state, "ssm": ssm, "key": key}
     own, ahead = step * blend, step * (1 - blend)
     decay = torch.exp(log_decay)
-    angle = accumulate(start.get("angle"), step, spin)
-    rotor = rotors(angle)
+    angle = accumulate(None if first is None else first.detach(), step, spin)
+    rotor = rotors(angle.to(step.dtype))
     # the rotation cancels in the product of a token's own key and query
     itself = skip[:, None] + own * (queries * keys).sum(-1)
     keys, queries = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
@@ -70,6 +90,7 @@ def mamba3(
     angle, key, value = (x[:, :, -1].clone() for x in (angle, keys, values))
     memory = decay[..., -1, None, None] * found
     memory = memory + (own[..., -1, None] * value)[..., None] * key[..., None, :]
+    memory, key, angle = leave(memory, key, angle, first)
     return reads, {"ssm": memory, "angle": angle, "key": key, "value": value}
 
 
@@ -78,12 +99,14 @@ def single_token(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tens
     log_decay, step, blend, spin, values, keys, queries = tokens
     log_decay = log_decay[..., None]  # [B, H, 1, 1], as every number of a token below
     step, blend = step[..., None], blend[..., None]
-    angle = accumulate(state["angle"], tokens.step, spin)
+    ssm, key, first = enter(state["ssm"], state["key"], state["angle"])
+    angle = accumulate(first.detach(), tokens.step, spin).to(step.dtype)
     rotor = rotors(angle)
     keys, queries = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
-    before = torch.exp(log_decay) * step * (1 - blend) * state["key"][:, :, None]
+    before = torch.exp(log_decay) * step * (1 - blend) * key[:, :, None]
     written = torch.cat([before, step * blend * keys], dim=2)  # [B, H, 2, N]
     ends = torch.cat([state["value"][:, :, None], values], dim=2)  # [B, H, 2, P]
-    memory = decayed(state["ssm"], log_decay) + ends.mT @ written
+    memory = decayed(ssm, log_decay) + ends.mT @ written
     read = queries @ memory.mT + skip[:, None, None] * values
-    return read, {"ssm": memory, "angle": angle[:, :, 0], "key": keys[:, :, 0], "value": ends[:, :, 1]}
+    memory, key, angle = leave(memory, keys[:, :, 0], angle[:, :, 0], first)
+    return read, {"ssm": memory, "angle": angle, "key": key, "value": ends[:, :, 1]}
