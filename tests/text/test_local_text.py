@@ -121,8 +121,8 @@ def test_one_empty_line_among_a_hundred_is_skipped_and_counted(tmp_path: Path) -
     assert source.notes == ["1 empty document skipped"]
 
 
-def test_a_file_of_only_newlines_is_text(tmp_path: Path) -> None:
-    content = b"\n" * 5000
+@pytest.mark.parametrize("content", [b"\0" * 5000, b"\n" * 5000])
+def test_a_file_of_only_nul_or_newlines_is_text(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "odd.txt"
     file.write_bytes(content)
     assert documents(opened(local(file))) == [content]

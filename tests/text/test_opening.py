@@ -166,7 +166,7 @@ FORMATS = {
     "Feather": b"ARROW1\0\0" + bytes(40),
     "parquet": b"PAR1\x15\x04\x15\0\x15\x02\x4c\x15\x02\x15\0\x12\0\0\0\0" + TEXT + b"PAR1",
     "binary data": random.Random(0).randbytes(4000),
-    "control characters": bytes(5000),
+    "control characters": bytes(range(16)) * 9,
 }
 
 

@@ -22,13 +22,13 @@ out = []
 for kind, invalid in [("byte", "error"), ("char", "error"), ("char", "replace"), ("bpe", "replace")]:
     keys = {"add_special_tokens": False, "include_unknown": True, "vocab_path": None, "vocab_size": 280}
     table = Table(type=kind, normalize=(), **keys)
-    reading = {"encoding": "utf-8", "max_unpacked_mb": None, "invalid_utf8": invalid}
+    reading = {"encoding": "utf-8", "max_unpacked_mb": None, "suffixes": None, "invalid_utf8": invalid}
     config = Table(type="local_text", path=folder, documents="file", tokenizer=table, **reading)
     source = open_source(config, cache_dir=folder)
     try:
         tokenizer = build_tokenizer(table, source.pieces)
-        save_tokenizer(folder / "tokenizer.json", tokenizer)
-        tokenizer = load_tokenizer(folder / "tokenizer.json")
+        save_tokenizer(folder.parent / "tokenizer.json", tokenizer)
+        tokenizer = load_tokenizer(folder.parent / "tokenizer.json")
         tokens = [tokenizer.encode(p.data, origin=p.origin, offset=p.offset).tolist() for p in source.pieces()]
         out.append((kind, [f.name.split('/')[-1] for f in source.files], tokens, source.notes, tokenizer.fingerprint()))
     except DataError as error:
@@ -39,8 +39,10 @@ sys.stdout.buffer.write(ascii(out).encode())
 
 @pytest.mark.skipif(os.name == "nt", reason="locales are chosen by other means on Windows")
 def test_the_same_bytes_give_the_same_tokens_in_every_locale(tmp_path: Path) -> None:
-    (tmp_path / "bad.txt").write_bytes(b"ok\xff\xfe\n\xc3(\nend\n")
-    (tmp_path / "Ünï cödé.txt").write_bytes("größer\r\n".encode())
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "bad.txt").write_bytes(b"ok\xff\xfe\n\xc3(\nend\n")
+    (texts / "Ünï cödé.txt").write_bytes("größer\r\n".encode())
     found = set()
     for settings in (
         {"LC_ALL": "C"},
@@ -49,7 +51,7 @@ def test_the_same_bytes_give_the_same_tokens_in_every_locale(tmp_path: Path) -> 
     ):
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG"))}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            [sys.executable, "-c", PROGRAM, str(texts)],
             env={**clean, **settings},
             capture_output=True,
             check=False,

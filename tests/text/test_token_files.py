@@ -19,7 +19,7 @@ from wyrmling.text.sources import PIECE_TOKENS
 
 
 def table(path: object, dtype: str | None = None) -> SimpleNamespace:
-    return SimpleNamespace(type="pretokenized", path=path, dtype=dtype)
+    return SimpleNamespace(type="pretokenized", path=path, dtype=dtype, suffixes=None)
 
 
 @given(

@@ -58,6 +58,22 @@ _EXAMPLES = "known are, for instance: utf-8, utf-16, latin-1, cp1252, gb18030, r
 Encoding = Annotated[str, AfterValidator(_encoding)]
 
 
+class PathSource(Variant):
+    """Keys of sources that are files on this machine."""
+
+    path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
+    suffixes: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = Field(
+        default=None,
+        description="Endings of the files that are read of a folder, packed or not, such as `.rst`; unset: those of "
+        "the type. A file that is named, or fits a named pattern, is read whatever its ending.",
+    )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple."""
+        return as_tuple(self.path)
+
+
 class FileReading(Variant):
     """Keys of sources that read files of text."""
 
@@ -73,7 +89,7 @@ class FileReading(Variant):
     )
 
 
-class LocalTextSource(FileReading):
+class LocalTextSource(PathSource, FileReading):
     """Text files."""
 
     type: Literal["local_text"] = Field(default="local_text", description="Text files.")
@@ -86,11 +102,6 @@ class LocalTextSource(FileReading):
     invalid_utf8: Literal["error", "replace"] = Field(
         default="error", description="What to do with bytes that are not UTF-8 (bytes as tokens never mind)."
     )
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """`path` as a tuple."""
-        return as_tuple(self.path)
 
 
 class RecordKeys(Variant):
@@ -147,15 +158,8 @@ class TableKeys(FileReading, RecordKeys):
         return None if value is False or value in ("off", "") else value
 
 
-class RecordSource(RecordKeys):
+class RecordSource(PathSource, RecordKeys):
     """Records in files."""
-
-    path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """`path` as a tuple."""
-        return as_tuple(self.path)
 
 
 class JsonLinesSource(FileReading, SequenceKeys, RecordSource):
@@ -238,7 +242,7 @@ class HuggingFaceSource(TableKeys, SequenceKeys):
     )
 
 
-class PretokenizedSource(Variant):
+class PretokenizedSource(PathSource):
     """Files of token ids."""
 
     type: Literal["pretokenized"] = Field(default="pretokenized", description="Files of token ids.")
@@ -248,11 +252,6 @@ class PretokenizedSource(Variant):
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = Field(
         default=None, description="Type of the numbers in raw files (little-endian); unset: .npy files."
     )
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """`path` as a tuple."""
-        return as_tuple(self.path)
 
 
 SOURCES = (

@@ -159,9 +159,11 @@ def _zip(head: bytes) -> tuple[str, str]:
 
 
 def is_binary(data: bytes) -> bool:
-    """Whether there are more control characters (see `CONTROLS`) than a text has by accident."""
+    """Whether there are more control characters (see `CONTROLS`) than a text has by accident. NUL alone is no format:
+    such a file is legal, if dull.
+    """
     controls = count_controls(data)
-    return controls > _FEW_CONTROLS and controls * 100 > len(data)
+    return controls > _FEW_CONTROLS and controls * 100 > len(data) and bool(data.strip(b"\0"))
 
 
 def count_controls(data: bytes) -> int:

@@ -1,19 +1,18 @@
-"""Finding and opening the files of a source: known by what they hold, one line for every refusal."""
+"""The files of a source: named as a person reads it, opened by what they hold, one line for every refusal."""
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import DataError, StorageError, WyrmlingError
-from .content import HEAD_BYTES, packing_by_name, packing_of, without_packing
+from .content import HEAD_BYTES, packing_by_name, packing_of
 from .opening import CHUNK_BYTES, RAW, as_text, unpacked
 from .tally import Tally
 
@@ -65,6 +64,10 @@ class InputFile:
     def size(self) -> int:
         """Bytes on disk."""
         return self._stat().st_size
+
+    def identity(self) -> tuple[int, int] | str:
+        """What is the same for all names of one file: device and inode, its path where there are none."""
+        return identity_of(self._stat(), self.path)
 
     def signature(self) -> dict[str, Any]:
         """Absolute path, encoding, size in bytes, time of the last change in nanoseconds."""
@@ -132,6 +135,11 @@ class InputFile:
             yield as_text(stream, self.name, self.encoding, tally, strict=strict)
 
 
+def identity_of(found: os.stat_result, path: Path) -> tuple[int, int] | str:
+    """What is the same for all names of one file or folder: device and inode, its path where there are none."""
+    return (found.st_dev, found.st_ino) if found.st_ino else os.path.abspath(path)
+
+
 def kind_of(found: os.stat_result) -> str:
     """What that is no regular file is, with its article."""
     kinds = {
@@ -139,9 +147,8 @@ def kind_of(found: os.stat_result) -> str:
         stat.S_IFSOCK: "a socket",
         stat.S_IFCHR: "a device",
         stat.S_IFBLK: "a device",
-        stat.S_IFDIR: "a folder",
     }
-    return kinds.get(stat.S_IFMT(found.st_mode), "something special")
+    return kinds.get(stat.S_IFMT(found.st_mode), "a special file")
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -150,7 +157,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def reading_options(config: Any) -> dict[str, Any]:
-    """The keys of a table that say how its files of text are read, as `find_files` and `InputFile` take them."""
+    """The keys of a table that say how its files of text are read, as `InputFile` and `find_files` take them."""
     limit = getattr(config, "max_unpacked_mb", None)
     return {
         "encoding": getattr(config, "encoding", "utf-8"),
@@ -162,79 +169,3 @@ def chunks_of(stream: BinaryIO) -> Iterator[bytes]:
     """The rest of a stream in small chunks."""
     while chunk := stream.read(CHUNK_BYTES):
         yield chunk
-
-
-def find_files(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    key: str = "dataset.path",
-    suffixes: tuple[str, ...],
-    encoding: str = "utf-8",
-    unpacked_limit: int | None = None,
-) -> tuple[list[InputFile], list[str]]:
-    """The files that a `path` setting stands for, in an order that no operating system or locale decides.
-
-    Each entry is a file, a folder (searched for names ending in `suffixes`, in any case, hidden ones left
-    out; refused when there are none), or a glob (`**` is recursive). Entries keep their order; the files of
-    a folder or glob are sorted by their POSIX path. A file found twice is read once.
-
-    Returns:
-        The files and notes about them.
-
-    Raises:
-        DataError: nothing is there, or nothing fits.
-        StorageError: a folder cannot be searched.
-    """
-    entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not entries:
-        raise DataError(f"{key}: no file is named")
-    found: dict[str, InputFile] = {}
-    repeated = 0
-    for entry in entries:
-        for path in _expand(os.path.expanduser(os.fspath(entry)), key, suffixes):
-            absolute = os.path.abspath(path)
-            repeated += absolute in found
-            found.setdefault(absolute, InputFile(path, shown(path), encoding, unpacked_limit))
-    notes = [f"{repeated} files named more than once in {key} are read once"] if repeated else []
-    return list(found.values()), notes
-
-
-def _expand(entry: str, key: str, suffixes: tuple[str, ...]) -> list[Path]:
-    if not entry:
-        raise DataError(f"{key}: an empty string names no file")
-    path = Path(entry)
-    try:
-        if path.is_file():
-            return [path]
-        if path.is_dir():
-            return _folder(path, key, suffixes)
-        if path.exists():
-            raise DataError(f"{key}: {shown(entry)} is neither a file nor a folder")
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError):
-            raise refusal(shown(entry), error) from error
-        raise DataError(f"{key}: {shown(entry)} is not a path ({error})") from error
-    if not glob.has_magic(entry):
-        raise DataError(f"{key}: {shown(entry)}: no such file or folder")
-    matches = [Path(match) for match in glob.glob(entry, recursive=True)]
-    files = sorted((match for match in matches if match.is_file()), key=Path.as_posix)
-    if not files:
-        raise DataError(f"{key}: no file matches {shown(entry)}")
-    return files
-
-
-def _folder(folder: Path, key: str, suffixes: tuple[str, ...]) -> list[Path]:
-    def refuse(error: OSError) -> None:
-        raise refusal(shown(error.filename or folder), error) from error
-
-    files: list[Path] = []
-    for directory, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        files += [
-            Path(directory, name)
-            for name in names
-            if without_packing(name).endswith(suffixes) and not name.startswith(".")
-        ]
-    if not files:
-        raise DataError(f"{key}: no file in {shown(folder)} ends in {', '.join(suffixes)}")
-    return sorted(files, key=lambda file: file.relative_to(folder).as_posix())

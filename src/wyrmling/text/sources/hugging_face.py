@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, DataError
 from .base import Source
-from .files import InputFile, find_files, reading_options, shown
+from .files import InputFile, reading_options, shown
+from .finding import find_files
 from .records import RecordFiles, choices, reader, rendering
 from .tally import listed
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..utf8 import Repair
 from .base import Piece, Source, Tally, text_document
 from .cutting import cut
-from .files import InputFile, chunks_of, find_files, reading_options
+from .files import InputFile, chunks_of, reading_options
+from .finding import find_files
 
 if TYPE_CHECKING:
     from ...config.schema.sources import LocalTextSource
@@ -61,7 +62,9 @@ class TextFiles(Source):
 
 def open_local_text(config: LocalTextSource, *, replace_invalid: bool) -> Source:
     """The source of a `local_text` table."""
-    files, notes = find_files(config.path, suffixes=SUFFIXES, **reading_options(config))
+    files, notes = find_files(
+        config.path, suffixes=SUFFIXES, chosen=config.suffixes, **reading_options(config)
+    )
     return TextFiles(
         "local_text", files, documents=config.documents, replace_invalid=replace_invalid, notes=notes
     )

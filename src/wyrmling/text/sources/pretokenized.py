@@ -9,7 +9,8 @@ import numpy as np
 
 from ...errors import DataError
 from .base import PIECE_TOKENS, Piece, Source, Tally
-from .files import InputFile, find_files, refusal
+from .files import InputFile, refusal
+from .finding import find_files
 
 if TYPE_CHECKING:
     from ...config.schema.sources import PretokenizedSource
@@ -107,5 +108,5 @@ def _one_line(error: Exception) -> str:
 def open_pretokenized(config: PretokenizedSource) -> Source:
     """The source of a `pretokenized` table."""
     suffixes = (".npy",) if config.dtype is None else (".npy", ".bin")
-    files, notes = find_files(config.path, suffixes=suffixes)
+    files, notes = find_files(config.path, suffixes=suffixes, chosen=config.suffixes)
     return TokenFiles(files, dtype=config.dtype, notes=notes)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, DataError
 from .base import Piece, Source, Tally, whole_document
 from .delimited import table_rows
-from .files import InputFile, find_files, reading_options
+from .files import InputFile, reading_options
+from .finding import find_files
 from .json_values import json_records
 from .lines import text_lines
 from .parquet import parquet_rows
@@ -83,7 +84,9 @@ def open_records(config: JsonLinesSource | CsvSource | ParquetSource) -> Source:
     """The source of a `jsonl`, `csv` or `parquet` table."""
     render = rendering(config)
     read, settings = reader(config, config.type, render)
-    files, notes = find_files(config.path, suffixes=SUFFIXES[config.type], **reading_options(config))
+    files, notes = find_files(
+        config.path, suffixes=SUFFIXES[config.type], chosen=config.suffixes, **reading_options(config)
+    )
     return RecordFiles(
         config.type, files, read=read, render=render, settings=settings, notes=notes, **choices(config)
     )
