@@ -37,8 +37,8 @@ def test_json_lines_give_one_document_a_record_exactly_as_written(tmp_path: Path
 
 
 BAD_RECORDS = [
-    (b'{"text": "x"', "line ends before the value does", "not JSON"),
-    (b'{"text": "x', "not valid JSON", "not JSON"),
+    (b'{"text": "x"', "line ends before the object does", "not JSON"),
+    (b'{"text": "x', "line ends before the object does", "not JSON"),
     (b'{"text": "x"},', "a comma follows", "not JSON"),
     (b'{"text": "x",}', "not valid JSON", "not JSON"),
     (b"text", "not valid JSON", "not JSON"),
@@ -157,9 +157,11 @@ def test_a_list_of_ids_is_tokens_where_that_is_asked_for(tmp_path: Path) -> None
         '{"text": "a"}{"text": "b"}',
         '{"text": "a"} {"text": "b"}\r\n\r\n',
         '[{"n": [[1], "]"], "text": "a"},\n{"text": "b"}\n]\n\n',
+        '{\n  "text": "a"\n}\n{\n  "text": "b"\n}',
+        '\n{\r\n  "x": {\r\n},"text": "a"\r\n}{"text": "b"}\r\n',
     ],
 )
-def test_an_array_and_objects_in_a_row_are_read_too(tmp_path: Path, content: str) -> None:
+def test_arrays_and_objects_laid_out_in_any_way_are_read_too(tmp_path: Path, content: str) -> None:
     assert documents(opened(records("jsonl", jsonl(tmp_path, content)))) == [b"a", b"b"]
 
 
@@ -190,6 +192,7 @@ def test_an_array_may_be_cut_anywhere_while_it_is_read(
         ('[{"text": "a"}\n{"text": "b"}]' + " " * 40, ["data.jsonl:2", "a comma is missing"]),
         ('[{"text": "a"},\n{text: "b"}]' + " " * 40, ["data.jsonl:2", "property name"]),
         ('[{"text": "a"}]\n[{"text": "b"}]\n', ["data.jsonl:2", "something follows the array"]),
+        ('{\n"text": "a"\n}\n{\n"text": "b"\n', ["data.jsonl:4", "the file ends inside it"]),
     ],
 )
 @pytest.mark.parametrize("on_error", ["error", "skip"])
@@ -216,7 +219,7 @@ def test_empty_texts_are_skipped_and_a_file_of_only_empty_texts_is_refused(tmp_p
     for content in ('{"text":""}\n' * 3, "", "\n\n"):
         with refused("data.jsonl", "nothing to train on", kind=DataError):
             documents(opened(records("jsonl", jsonl(tmp_path, content))))
-    only_bad = records("jsonl", jsonl(tmp_path, "{\n"), on_error="skip")
+    only_bad = records("jsonl", jsonl(tmp_path, "{x\n"), on_error="skip")
     with refused("nothing to train on", "1 not JSON", "data.jsonl:1", kind=DataError):
         documents(opened(only_bad))
 
@@ -396,6 +399,8 @@ def test_a_csv_header_must_have_the_columns_that_are_used(tmp_path: Path) -> Non
         documents(opened(records("csv", csv_file(tmp_path, b"body\nx\n"))))
     with refused("data.csv:1", "first row is not valid CSV", kind=DataError):
         documents(opened(records("csv", csv_file(tmp_path, b"a,text\r1,x\r2,y\r"))))
+    with refused("data.csv:1", 'no field "text"', '"id"', kind=DataError):
+        documents(opened(records("csv", csv_file(tmp_path, b"id\n"))))
     for content in (b"", b"text\n"):
         with refused("data.csv", "nothing to train on", kind=DataError):
             documents(opened(records("csv", csv_file(tmp_path, content))))

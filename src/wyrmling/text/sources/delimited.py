@@ -56,8 +56,9 @@ def table_rows(
             lines = numbered_lines(stream, number, head)
             rows = _quoted_rows(lines, used, quote, file.name, tally) if quote else _plain_rows(lines, used)
             columns: list[int | Malformed] | None = None
-            width = 0
+            width = found = 0
             for line, row in rows:
+                found += 1
                 place = f"{file.name}:{line}"
                 if columns is None:
                     if isinstance(row, Malformed):
@@ -73,13 +74,17 @@ def table_rows(
                     tally.remark(
                         f"rows with more fields than the {'header' if header else 'first row'}", place
                     )
-                yield place, _chosen(row, fields, columns, used)
+                yield place, _chosen(row, fields, columns)
+            if header and columns is not None and found == 1:
+                for column in columns:
+                    if isinstance(column, Malformed):
+                        yield place, column
 
     return read
 
 
 def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and int(name) > 0
+    return name.isascii() and name.isdigit() and len(name) < 10 and int(name) > 0
 
 
 def _columns(fields: Sequence[str], header: list[str] | None, place: str) -> list[int | Malformed]:
@@ -100,9 +105,7 @@ def _columns(fields: Sequence[str], header: list[str] | None, place: str) -> lis
     return found
 
 
-def _chosen(
-    row: list[str], fields: Sequence[str], columns: Sequence[int | Malformed], delimiter: str
-) -> Record | Malformed:
+def _chosen(row: list[str], fields: Sequence[str], columns: Sequence[int | Malformed]) -> Record | Malformed:
     record = {}
     for field, column in zip(fields, columns, strict=True):
         if isinstance(column, Malformed):
@@ -166,7 +169,10 @@ def _quoted_rows(
                 raise DataError(f"{place}: a quote in this record is never closed; {as_text}") from None
             if "field larger than" in str(error):
                 raise DataError(f"{place}: a field is longer than 256 MiB; {as_text}") from None
-            row = Malformed(f"not valid CSV: {error}; {as_text}", "not valid CSV")
+            reason = f"{error}; {as_text}"
+            if "new-line character" in str(error):
+                reason = "a carriage return outside of quotes; where it ends the lines, convert them to LF"
+            row = Malformed(f"not valid CSV: {reason}", "not valid CSV")
         finally:
             csv.field_size_limit(limit)
         if last > first:

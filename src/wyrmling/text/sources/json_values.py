@@ -1,4 +1,4 @@
-"""JSON as records: objects on lines, or one array of them."""
+"""JSON as records: objects on lines, or one array of them, or objects that are laid out over several lines."""
 
 from __future__ import annotations
 
@@ -17,11 +17,21 @@ from .rendering import Malformed, Number, Reader, Records
 
 _FILE_ENDS = "the file ends inside it"
 _LONGEST_WORD = 16  # and more: "-Infinity", "\\ud83d\\ude42"
+_UNTERMINATED = "Unterminated string"
+_LAID_OUT = re.compile(rb"\s*(\[\s*([{\]]|$)|\{\s*$)")
+_KINDS = {
+    **dict.fromkeys((int, float, Number), "a number"),
+    str: "a string",
+    list: "a list",
+    bool: "a boolean",
+    type(None): "null",
+}
 _WHITE = re.compile(r"[ \t\r\n]*")
 
 
 def json_records() -> Reader:
-    """A reader of JSON: objects on lines, blank lines passed over; or one array of objects, laid out in any way.
+    """A reader of JSON: objects on lines, blank lines passed over; or, where a first line says so by being `[`, the
+    beginning of an array of objects, or `{`: one array, or objects in a row, laid out in any way.
 
     Fields may hold whatever the parser takes (NaN, numbers of any size, halves of surrogate pairs, bytes that are
     not UTF-8): what is not asked for does not matter.
@@ -42,8 +52,9 @@ def json_records() -> Reader:
         )
         with file.open_text(tally, strict=False) as (stream, _):
             number, head = first_line(stream)
-            if re.match(rb"\s*\[\s*([{\]]|$)", head):
-                found = _array_values(chain([head], chunks_of(stream)), decoder, number, file.name)
+            if _LAID_OUT.match(head):
+                window = _Window(chain([head], chunks_of(stream)), file.name, number)
+                found = window.values(decoder)
             else:
                 found = _line_values(numbered_lines(stream, number, head), decoder)
             for line, value in found:
@@ -57,7 +68,10 @@ def json_records() -> Reader:
                 if isinstance(value, Malformed | dict):
                     yield place, value
                 else:
-                    yield place, Malformed("not a JSON object in braces", "not an object")
+                    yield (
+                        place,
+                        Malformed(f"{_KINDS[type(value)]}, not a JSON object in braces", "not an object"),
+                    )
 
     return read
 
@@ -83,11 +97,11 @@ def _line_values(
                 values.append(value)
                 at = _past_white(text, at)
         except json.JSONDecodeError as error:
-            reason = f"{error.msg} at column {error.colno}"
-            if values and text[error.pos] == ",":
+            reason = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+            if error.pos >= len(text.rstrip()) or error.msg.startswith(_UNTERMINATED):
+                reason = "the line ends before the object does"
+            elif values and text[error.pos] == ",":
                 reason = f"a comma follows the object, at column {error.colno}"
-            elif error.pos >= len(text.rstrip()):
-                reason = "the line ends before the value does; one object a line is needed"
             yield number, _not_json(reason)
         except RecursionError:
             yield number, _not_json("nested too deeply")
@@ -109,17 +123,19 @@ class _Window:
         self.ended = False
         self._chunks = iter(chunks)
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-        self._name, self._line = name, line
+        self._name, self._line, self._counted = name, line, 0
 
-    @property
     def line(self) -> int:
         """The number of the line that is read next."""
-        return self._line + self.text.count("\n", 0, self.at)
+        self._line += self.text.count("\n", self._counted, self.at)
+        self._counted = self.at
+        return self._line
 
     def more(self) -> None:
         """Hold twice as much of what is not yet read, so that a long value is tried a few times only."""
-        self._line = self.line
-        held, self.at = [self.text[self.at :]], 0
+        self.line()
+        held = [self.text[self.at :]]
+        self.at = self._counted = 0
         wanted = 2 * len(held[0]) + 1
         if len(held[0]) > RECORD_BYTES:
             raise self.fault("a record longer than 256 MiB")
@@ -161,33 +177,32 @@ class _Window:
                     return value
             self.more()
 
+    def values(self, decoder: json.JSONDecoder) -> Iterator[tuple[int, Any]]:
+        """(line, value) of every item of one array, or of every value in a row.
+
+        Raises:
+            DataError: it is not valid; where a value begins after a fault cannot be known.
+        """
+        in_array = self.next_character() == "["
+        self.at += in_array
+        while self.next_character() not in ("]" if in_array else "", ""):
+            line = self.line()
+            yield line, self.value(decoder)
+            following = self.next_character()
+            if in_array and following == ",":
+                self.at += 1
+            elif in_array and following and following != "]":
+                raise self.fault("a comma is missing")
+        if in_array:
+            if not self.next_character():
+                raise self.fault(_FILE_ENDS)
+            self.at += 1
+            if self.next_character():
+                raise self.fault("something follows the array")
+
     def fault(self, reason: str) -> DataError:
         """The error about what is read next."""
-        return DataError(f"{self._name}:{self.line}: {reason}; the array cannot be read from here on")
-
-
-def _array_values(
-    chunks: Iterable[bytes], decoder: json.JSONDecoder, line: int, name: str
-) -> Iterator[tuple[int, Any]]:
-    """(line, value) of every item of one JSON array that arrives in chunks; `line` is that of the first chunk.
-
-    Raises:
-        DataError: it is not valid; where an item begins after a fault cannot be known.
-    """
-    window = _Window(chunks, name, line)
-    window.next_character()
-    window.at += 1  # the bracket
-    while window.next_character() != "]":
-        at = window.line
-        yield at, window.value(decoder)
-        following = window.next_character()
-        if following == ",":
-            window.at += 1
-        elif following != "]":
-            raise window.fault("a comma is missing" if following else _FILE_ENDS)
-    window.at += 1
-    if window.next_character():
-        raise window.fault("something follows the array; objects on lines, or one array of objects, are read")
+        return DataError(f"{self._name}:{self.line()}: {reason}; nothing can be read from here on")
 
 
 def _past_white(text: str, at: int) -> int:

@@ -155,7 +155,7 @@ def _find(value: Any, name: str) -> Any:
             dot = name.rfind(".", 0, dot)
     elif isinstance(value, list | np.ndarray):
         index, _, rest = name.partition(".")
-        if index.isascii() and index.isdigit() and int(index) < len(value):
+        if index.isascii() and index.isdigit() and len(index) < 10 and int(index) < len(value):
             return _find(value[int(index)], rest) if rest else value[int(index)]
     return _ABSENT
 
