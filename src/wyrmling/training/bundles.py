@@ -28,7 +28,7 @@ from ..runs.environment import RUN_DIR_VARIABLE, RUN_NAME_VARIABLE, given_run
 from ..runs.records import TOKENIZER, listed
 from ..text.sources import open_source, open_validation_source
 from ..watch.events import Broadcaster, Callback, Message
-from .launch import CHANGEABLE, INEXACT, differences, refuse_rewards
+from .launch import CHANGEABLE, INEXACT, differences, refuse_rewards, refuse_several_processes
 from .machine import choose_device
 from .run import Preparing, TrainResult, train, unseen
 
@@ -137,6 +137,7 @@ def run_bundle(
         raise ConfigError(
             f"there is no stage {stop_after!r} in this bundle; its stages are {', '.join(names)}"
         )
+    refuse_several_processes()
     plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
     make_folder(bundle.folder, "choose another folder for the runs")
     with locked(bundle.folder):

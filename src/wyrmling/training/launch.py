@@ -11,9 +11,12 @@ fork                                 a new run that goes on from a checkpoint of
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from ..checkpoint import (
     Checkpoint,
@@ -114,6 +117,53 @@ def refuse_rewards(config: Config) -> None:
         raise ConfigError(
             "training.gdpo.enabled is true, but a run on text has no rewards to learn from: use "
             "wyrmling.training.gdpo in a program of your own (docs/gdpo.md), or set training.gdpo.enabled = false"
+        )
+
+
+# How the programs that start several processes tell each of them how many there are, and which it is: torchrun (and
+# accelerate, deepspeed), mpirun of Open MPI, MPICH or Intel, and MVAPICH, horovodrun, srun. A batch script of Slurm
+# has SLURM_NTASKS, but is one process; SLURM_STEP_NUM_TASKS is set for the processes of a step alone.
+_COUNTS = (
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "HOROVOD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+)
+_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "HOROVOD_RANK",
+    "SLURM_PROCID",
+)
+
+
+def refuse_several_processes() -> None:
+    """Raises ConfigError when this process is announced as one of several: each would train the same run alone."""
+    announced = []
+    for name in (*_COUNTS, *_RANKS):
+        text = os.environ.get(name, "").strip()
+        try:
+            number = int(text or 0)
+        except ValueError:
+            raise ConfigError(
+                f"{name} is {text[:40]!r}, which is not a number of processes: unset it"
+            ) from None
+        if number > (name in _COUNTS):
+            announced.append(f"{name}={number}")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        size = torch.distributed.get_world_size()
+        announced += [f"a process group of {size}"] * (size > 1)
+    if announced:
+        raise ConfigError(
+            f"this process is announced as one of several ({', '.join(announced)}), and a run is trained by one "
+            "process: start it without torchrun, srun or mpirun, or unset these variables"
         )
 
 

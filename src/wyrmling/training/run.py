@@ -28,7 +28,14 @@ from .autotune import REPORT, tune
 from .borrowing import PRE_STEP, TRANSFER, plan_borrowing, pre_step_record
 from .evaluation import Evaluation
 from .fingerprints import fingerprint_lines
-from .launch import Launch, refuse_rewards, resolve_launch, resumed_run, with_own_launch
+from .launch import (
+    Launch,
+    refuse_rewards,
+    refuse_several_processes,
+    resolve_launch,
+    resumed_run,
+    with_own_launch,
+)
 from .loading import own_tokenizer
 from .loop import LoopEnd, TrainingLoop
 from .profiling import PROFILE, Mode, RunProfile
@@ -97,10 +104,12 @@ def train(
         profile: measure where time and memory go, and write `profile.json` and `trace.json` into the run; "detail"
             times the parts of a step too.
     Raises:
-        ConfigError, DataError, CheckpointError: the caller's mistakes, before anything is written.
+        ConfigError, DataError, CheckpointError: the caller's mistakes, before anything is written; a process that is
+            announced as one of several.
         DivergedError, StorageError: what can go wrong on the way; the last good checkpoint stays.
     """
     config = config or load_config()
+    refuse_several_processes()
     refuse_rewards(config)
     told = Told(callbacks)
     with contextlib.ExitStack() as held:

@@ -1,0 +1,88 @@
+"""What a run may be started from, and by whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import wyrmling
+from wyrmling import Config
+from wyrmling.config import load_bundle
+from wyrmling.errors import ConfigError
+from wyrmling.training.bundles import run_bundle
+from wyrmling.training.launch import refuse_several_processes
+
+Make = Callable[..., Config]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"},  # torchrun
+        {"WORLD_SIZE": "2", "RANK": "0"},
+        {"RANK": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"},
+        {"PMI_SIZE": "2", "PMI_RANK": "0"},
+        {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},  # srun
+        {"SLURM_NTASKS": "2", "SLURM_PROCID": "1"},
+    ],
+)
+def test_one_of_several_processes_trains_nothing(
+    tiny_config: Make, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    """Each of them would train the same run as if it were alone; the line names the variables that say so."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="one of several") as caught:
+        wyrmling.train(tiny_config())
+    told = [name for name, value in variables.items() if f"{name}={value}" in str(caught.value)]
+    assert told
+    assert not Path(os.environ["WYRMLING_RUN_ROOT"]).exists()
+
+
+def test_a_bundle_is_refused_before_its_folder_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "b.toml").write_text('config = "tiny"\n[[stages]]\nname = "one"\n', encoding="utf-8")
+    bundle = load_bundle(tmp_path / "b.toml")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2"):
+        run_bundle(bundle)
+    assert not bundle.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        {"LOCAL_RANK": "-1"},  # how some launchers say that there is one process
+        {"WORLD_SIZE": ""},
+        {
+            "SLURM_NTASKS": "8",
+            "SLURM_PROCID": "0",
+            "SLURM_JOB_ID": "7",
+        },  # the script of a job, which is one process
+    ],
+)
+def test_one_process_is_no_group(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    refuse_several_processes()
+
+
+@pytest.mark.parametrize("value", ["abc", "2.5", "two", "1 2"])
+def test_a_variable_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE is '{value}'"):
+        refuse_several_processes()
+
+
+def test_a_process_group_of_the_program_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What starts its processes itself sets no variable."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    with pytest.raises(ConfigError, match="a process group of 3"):
+        refuse_several_processes()
