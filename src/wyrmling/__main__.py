@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import traceback
@@ -11,9 +10,9 @@ from collections.abc import Sequence
 import typer
 
 from ._version import __version__
-from .errors import WyrmlingError
+from .errors import StorageError, WyrmlingError
 from .files import refusal
-from .watch.streams import silence
+from .watch.streams import note, prepare_standard_streams, silence
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -29,16 +28,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine refused; 129, 130, 143 ended by a signal; 141 the reader of the output went away. See `wyrmling.errors`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    prepare_standard_streams()
     _share_the_processor()
     try:
-        from .cli.main import app
-
-        with typer.main.get_command(app).make_context("wyrmling", words) as context:
-            result = context.command.invoke(context)
+        _refuse_lost_folder()
+        code = _run(words)
         sys.stdout.flush()
-        return result if isinstance(result, int) else 0
+        return code
     except BaseException as error:
         return _explain(error, words)
+
+
+def _run(words: list[str]) -> int:
+    from .cli.main import app
+
+    try:
+        with typer.main.get_command(app).make_context("wyrmling", words) as context:
+            result = context.command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return result if isinstance(result, int) else 0
 
 
 def _share_the_processor() -> None:
@@ -53,31 +62,39 @@ def _share_the_processor() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 
+def _refuse_lost_folder() -> None:
+    """Raises StorageError when the folder that relative paths start from is gone."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise StorageError(
+            "the current folder was removed or cannot be read: change to another one"
+        ) from error
+
+
 def _explain(error: BaseException, words: Sequence[str]) -> int:
     """Say on standard error what went wrong, in one line, and return the exit code."""
-    if isinstance(error, typer.Exit):
-        return error.exit_code
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError):
         silence(sys.stdout)
         return PIPE_CLOSED
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
-        _say("interrupted")
+        note("interrupted")
         return INTERRUPTED
     if isinstance(error, _USAGE_ERROR):
         return _explain_usage(error, words)
     if isinstance(error, WyrmlingError):
         if error.exit_code == DEFECT:
-            traceback.print_exception(error)
-        _say(f"error: {_one_line(str(error))}")
+            note("".join(traceback.format_exception(error)))
+        note(f"error: {_one_line(str(error))}")
         return error.exit_code
     if (reason := _refused(error)) is not None:
         silence(sys.stdout)
-        _say(f"error: {reason}")
+        note(f"error: {reason}")
         return REFUSED
-    traceback.print_exception(error)
-    _say(f"error: a defect of wyrmling {__version__}; please report it with the lines above")
+    note("".join(traceback.format_exception(error)))
+    note(f"error: a defect of wyrmling {__version__}; please report it with the lines above")
     return DEFECT
 
 
@@ -97,11 +114,11 @@ def _refused(error: BaseException) -> str | None:
 
 def _explain_usage(error: BaseException, words: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
-        _say(str(error))
+        note(str(error))
         return 2
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else _command_of(words)
-    _say(f"error: {_one_line(getattr(error, 'format_message', error.__str__)())}\nhint: {command} --help")
+    note(f"error: {_one_line(getattr(error, 'format_message', error.__str__)())}\nhint: {command} --help")
     return 2
 
 
@@ -115,11 +132,6 @@ def _command_of(words: Sequence[str]) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ _REASONS = {
     errno.EISDIR: "it is a folder",
     errno.ELOOP: "its symbolic links go in a circle",
     errno.ENAMETOOLONG: "the name is too long",
+    errno.EBADF: "it is closed",
 }
 _NOT_A_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)

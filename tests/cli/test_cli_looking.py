@@ -47,6 +47,17 @@ def test_runs_are_listed_as_a_table(root: Path, capsys: pytest.CaptureFixture[st
     ]
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_screen_breaks_names_never_figures(
+    root: Path, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # taken for a terminal
+    assert main(["runs"]) == 0
+    shown = capsys.readouterr().out.split()
+    assert {"20/20", "2.000", "2.250", "160"} <= set(shown)
+
+
 def test_runs_are_listed_as_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--json"]) == 0
     (record,) = json.loads(capsys.readouterr().out)

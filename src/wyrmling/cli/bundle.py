@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..watch.streams import say
 from .watching import watchers
 
 
@@ -53,9 +54,9 @@ def bundle(
 
     if dry_run:
         plan = plan_bundle(loaded, allow_inexact=allow_inexact, allow_changed=allow_changed)
-        typer.echo(f"bundle {loaded.name} in {loaded.folder}")
+        say(f"bundle {loaded.name} in {loaded.folder}")
         for number, item in enumerate(plan, start=1):
-            typer.echo(f"{number} of {len(plan)}: {described(item)}  {item.stage.run}")
+            say(f"{number} of {len(plan)}: {described(item)}  {item.stage.run}")
         return
 
     with watchers(track) as (console, callbacks):

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..watch.streams import say
+
 app = typer.Typer(name="config", help="Look at configurations.", no_args_is_help=True)
 
 Configs = Annotated[
@@ -25,7 +27,7 @@ def show(configs: Configs = None, overrides: Overrides = None) -> None:
     from ..config import load_config
     from ..config.toml import as_toml
 
-    typer.echo(as_toml(load_config(configs or (), overrides or ())), nl=False)
+    say(as_toml(load_config(configs or (), overrides or ())), end="")
 
 
 @app.command()
@@ -34,7 +36,7 @@ def recipes() -> None:
     from ..config import list_recipes
 
     for recipe in list_recipes():
-        typer.echo(f"{recipe.name}: {recipe.description}")
+        say(f"{recipe.name}: {recipe.description}")
 
 
 @app.command()
@@ -57,6 +59,6 @@ def _deliver(content: str, output: Path | None) -> None:
     from ..files import write_atomically
 
     if output is None:
-        typer.echo(content, nl=False)
+        say(content, end="")
     else:
         write_atomically(output, content)

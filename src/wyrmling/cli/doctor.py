@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from ..watch.streams import say, say_json
 
 
 def doctor(
@@ -23,10 +24,9 @@ def doctor(
 
     findings = survey(run_root(Config()), seconds=seconds)
     if as_json:
-        record = {finding.key: asdict(finding) for finding in findings}
-        typer.echo(json.dumps(record, indent=2))
+        say_json({finding.key: asdict(finding) for finding in findings}, indent=2)
         return
     width = max(len(finding.label) for finding in findings)
     for finding in findings:
-        typer.echo(f"{finding.label:<{width}}  {finding.text}")
-        typer.secho(f"{'':<{width}}  {finding.advice}", dim=True)
+        say(f"{finding.label:<{width}}  {finding.text}")
+        say(f"{'':<{width}}  {finding.advice}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..watch.streams import note, say, say_json
 from .choices import checkpoint_step
 
 if TYPE_CHECKING:
@@ -84,35 +85,26 @@ def evaluate(
         "tokens_of_unknown_bytes": found.unmeasured,
     }
     if json:
-        import json as writer
-        import math
-
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in figures.items()
-        }
-        typer.echo(writer.dumps(finite))
+        say_json(figures)
         return
     read = "as one text" if found.documents is None else f"{found.documents:,} documents apart"
-    typer.echo(
+    say(
         f"{loaded.run.name}, step {loaded.step}, on {figures['text']} (state {state}, {read}), "
         f"{found.targets:,} tokens"
     )
-    typer.echo(f"loss           {found.loss:.4f} nats per token")
-    typer.echo(f"perplexity     {found.perplexity:.3f}")
+    say(f"loss           {found.loss:.4f} nats per token")
+    say(f"perplexity     {found.perplexity:.3f}")
     if found.bits_per_byte is not None:
-        typer.echo(f"bits per byte  {found.bits_per_byte:.4f}")
+        say(f"bits per byte  {found.bits_per_byte:.4f}")
     elif found.unmeasured:
-        typer.echo(
-            f"bits per byte  not known: {found.unmeasured:,} tokens do not say how many bytes they stand for"
-        )
+        say(f"bits per byte  not known: {found.unmeasured:,} tokens do not say how many bytes they stand for")
     if found.textless_loss is not None:
         ends = f"{found.textless:,} tokens without text, which bits per byte leave out"
-        typer.echo(f"ends of text   {found.textless_loss:.4f} nats per token over {ends}")
+        say(f"ends of text   {found.textless_loss:.4f} nats per token over {ends}")
 
 
 def _note(line: str) -> None:
-    typer.echo(f"text: {line}", err=True)
+    note(f"text: {line}")
 
 
 def _probe(
@@ -125,7 +117,6 @@ def _probe(
 ) -> None:
     """What a living state is worth: a table, and two files in the run's folder."""
     import dataclasses
-    import json as writer
 
     from ..files import write_json_atomically
     from ..training import probe
@@ -141,15 +132,13 @@ def _probe(
     write_json_atomically(loaded.run.path / "probe_state.json", record)
     picture = write_probe(found, loaded.run.path / "probe_state.png")
     if as_json:
-        typer.echo(writer.dumps(record))
+        say_json(record)
         return
-    typer.echo(
+    say(
         f"{loaded.run.name}, step {loaded.step}, on {record['text']}: nats per token by distance from an emptied state"
     )
-    typer.echo(f"{'distance':>16}  {'tokens':>9}  {'living':>7}  {'emptied':>7}  gain")
+    say(f"{'distance':>16}  {'tokens':>9}  {'living':>7}  {'emptied':>7}  gain")
     for d in found:
         where = f"{d.after + 1:,}-{d.upto:,}"
-        typer.echo(
-            f"{where:>16}  {d.tokens:>9,}  {d.live:7.4f}  {d.reset:7.4f}  {d.gain:+.4f} ± {d.interval:.4f}"
-        )
-    typer.echo(f"written to {picture.parent}: probe_state.json, probe_state.png")
+        say(f"{where:>16}  {d.tokens:>9,}  {d.live:7.4f}  {d.reset:7.4f}  {d.gain:+.4f} ± {d.interval:.4f}")
+    say(f"written to {picture.parent}: probe_state.json, probe_state.png")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 import typer
 
 from ..errors import ConfigError, DataError
+from ..watch.streams import note
 from .choices import checkpoint_step
 
 if TYPE_CHECKING:
@@ -98,11 +99,11 @@ def _generate(
     from ..training import load_run
 
     loaded = load_run(run, checkpoint=checkpoint)
-    _say(f"weights of step {loaded.step}: {loaded.path}")
+    note(f"weights of step {loaded.step}: {loaded.path}")
     settings = GenerationSettings.from_config(loaded.config.generation, overrides)
     if settings.seed is None:
         settings = settings.seeded()
-        _say(f"seed {settings.seed} (drawn at random; --seed {settings.seed} repeats it)")
+        note(f"seed {settings.seed} (drawn at random; --seed {settings.seed} repeats it)")
     form = output_format(output or loaded.config.generation.output_format, loaded.tokenizer)
     fingerprints: dict[str, str] = {}
     if state_in or state_out:
@@ -127,15 +128,15 @@ def _generate(
         conversation=conversation,
         keep_state=state_out is not None,
     )
-    for note in generation.notes:
-        _say(note)
+    for line in generation.notes:
+        note(line)
     show(generation, loaded.tokenizer, form, writer())
     for result in generation.results:
-        _say(summary(result))
+        note(summary(result))
     if state_out is not None:
         finished = generation.conversation()
         save_conversation(state_out, finished.state, finished.tokens, fingerprints, unshown=finished.unshown)
-        _say(f"conversation of {len(finished.tokens)} tokens saved to {state_out}")
+        note(f"conversation of {len(finished.tokens)} tokens saved to {state_out}")
 
 
 def _prompts(prompts: list[str] | None, file: str | None) -> list[tuple[str, bytes | Path | BinaryIO]]:
@@ -160,7 +161,10 @@ def _read(origin: str, text: bytes | Path | BinaryIO, loaded: LoadedRun) -> byte
     """A prompt as UTF-8; one from a file is opened as the texts of the run's dataset are."""
     from ..text.sources import read_prompt
 
-    return text if isinstance(text, bytes) else read_prompt(loaded.config.dataset, text, origin)
+    try:
+        return text if isinstance(text, bytes) else read_prompt(loaded.config.dataset, text, origin)
+    except OSError as error:  # of a file it is told already
+        raise DataError(f"cannot read {origin}: {error.strerror or error}") from error
 
 
 def _number_or(text: str | None, word: str, option: str) -> int | None:
@@ -171,7 +175,3 @@ def _number_or(text: str | None, word: str, option: str) -> int | None:
         return int(text)
     except ValueError:
         raise ConfigError(f"{option} must be a whole number or {word}, got {text!r}") from None
-
-
-def _say(line: str) -> None:
-    typer.echo(line, err=True)

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..watch.streams import say
+
 
 def import_bdh(
     file: Annotated[Path, typer.Argument(help="A state dict saved by torch.save.", metavar="FILE.pt")],
@@ -21,4 +23,4 @@ def import_bdh(
     from ..training.importing import import_published
 
     run, parameters = import_published(file, n_layer=layers, name=name, dropout=dropout)
-    typer.echo(f"{run.path}: {parameters:,} parameters; try: wyrmling generate {run.name} --prompt 'To be'")
+    say(f"{run.path}: {parameters:,} parameters; try: wyrmling generate {run.name} --prompt 'To be'")

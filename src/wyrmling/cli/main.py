@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .._version import __version__
+from ..watch.streams import say
 from .bundle import bundle
 from .config import app as config_app
 from .doctor import doctor
@@ -29,7 +30,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"wyrmling {__version__}")
+        say(f"wyrmling {__version__}")
         raise typer.Exit
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..watch.streams import say
+
 
 def report(
     run: Annotated[
@@ -28,8 +30,8 @@ def report(
 
     directory = find_run(run).path
     page = write_report(directory, output)
-    typer.echo(str(page))
+    say(str(page))
     if png:
-        typer.echo(str(write_curves(directory, page.with_suffix(".png"))))
+        say(str(write_curves(directory, page.with_suffix(".png"))))
     if show:
         typer.launch(page.absolute().as_uri())

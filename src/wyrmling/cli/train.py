@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import ConfigError
+from ..watch.streams import say
 from .watching import watchers
 
 if TYPE_CHECKING:
@@ -127,4 +128,4 @@ def _configured(
 def _print_profile(path: Path) -> None:
     from ..watch.profile_table import table
 
-    typer.echo(table(json.loads(path.read_text(encoding="utf-8"))))
+    say(table(json.loads(path.read_text(encoding="utf-8"))))

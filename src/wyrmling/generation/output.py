@@ -22,18 +22,12 @@ def printable(text: str) -> str:
 
 
 def writer(stream: TextIO | None = None) -> Callable[[str], None]:
-    """A function that writes to `stream` (standard output) at once.
-
-    Characters that the stream's encoding lacks are escaped, never fatal; on a terminal so are control
-    characters.
-    """
+    """A function that writes to `stream` (standard output) at once; on a terminal, control characters are escaped."""
     target = stream or sys.stdout
-    encoding = target.encoding or "utf-8"
     screen = target.isatty()
 
     def write(text: str) -> None:
-        shown = printable(text) if screen else text
-        target.write(shown.encode(encoding, "backslashreplace").decode(encoding))
+        target.write(printable(text) if screen else text)
         target.flush()
 
     return write

@@ -252,7 +252,7 @@ def generate_text(run: LoadedRun, prompt: str | bytes = "", **settings: Any) -> 
 
 
 def as_json(tokenizer: Tokenizer, result: Continuation, *, row: int, settings: GenerationSettings) -> str:
-    """One line of JSON: the prompt and what followed, as text (null where there is none) and as ids."""
+    """One line of JSON, in ASCII: the prompt and what followed, as text (null where there is none) and as ids."""
     readable = has_text(tokenizer)
     record: Mapping[str, Any] = {
         "row": row,
@@ -263,4 +263,4 @@ def as_json(tokenizer: Tokenizer, result: Continuation, *, row: int, settings: G
         "ids": result.ids,
         "reason": result.reason,
     }
-    return json.dumps(record, ensure_ascii=False)
+    return json.dumps(record)
