@@ -131,12 +131,16 @@ class BpeTokenizer(Tokenizer):
 
     def _load(self) -> Any:
         """The library's tokenizer, to which the special tokens are special, whatever the file says of them."""
-        document = copy.deepcopy(self._specification)
-        special = [token for token in document.get("added_tokens") or [] if token["id"] in self.special]
-        renamed = _unreadable(document["model"], {token["content"] for token in special})
-        for token in special:
-            token["special"] = True
-            token["content"] = renamed.get(token["content"], token["content"])
+        model = dict(self._specification["model"])
+        special = {token["content"] for token in self._added_tokens() if token["id"] in self.special}
+        renamed = _unreadable(model, special)
+        added = [
+            {**token, "special": True, "content": renamed.get(token["content"], token["content"])}
+            if token["content"] in special
+            else token
+            for token in self._added_tokens()
+        ]
+        document = {**self._specification, "model": model, "added_tokens": added}
         try:
             backend = tokenizers.Tokenizer.from_str(json.dumps(document))
         except Exception as error:  # the library raises plain Exception
