@@ -58,6 +58,10 @@ def test_a_line_end_stands_between_documents_and_belongs_to_the_one_before(tmp_p
     assert told(prepared(tmp_path)) == told(dataset), "tokens from the cache say the same"
     assert len({prepared(tmp_path, document_separator=text).fingerprint for text in ("", "\n", "-")}) == 3
     assert prepared(tmp_path, document_separator="\n").fingerprint == dataset.fingerprint
+    lengths = dataset.tokenizer.byte_lengths()
+    assert lengths is not None
+    counted = int(lengths[dataset.train.tokens].sum())
+    assert dataset.train.store.header["text_bytes"] == counted == sum(map(len, TEXTS)) + 2
 
 
 @pytest.mark.parametrize(
