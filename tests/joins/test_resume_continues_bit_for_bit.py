@@ -185,6 +185,19 @@ def test_another_text_under_the_same_path_is_refused(tiny_config: Make) -> None:
         wyrmling.train(resume(config, done.run.path))
 
 
+def test_what_stands_between_documents_is_part_of_the_text(tiny_config: Make, tmp_path: Path) -> None:
+    """Changed where it makes a difference it is refused by name, elsewhere it does not matter."""
+    for name in "ab":
+        (tmp_path / f"{name}.md").write_text("no end of line " * 100, encoding="utf-8")
+    several = f'dataset.path="{(tmp_path / "*.md").as_posix()}"'
+    done = wyrmling.train(tiny_config(several, 'dataset.document_separator=""'), callbacks=[StopAt(4)])
+    with pytest.raises(CheckpointError, match='document_separator was ""'):
+        wyrmling.train(resume(tiny_config(several), done.run.path))
+    single = wyrmling.train(tiny_config('dataset.document_separator=""'), callbacks=[StopAt(4)])
+    again = wyrmling.train(resume(tiny_config(), single.run.path))
+    assert tensors_of(again.run.path, 12) == tensors_of(wyrmling.train(tiny_config()).run.path, 12)
+
+
 def test_the_same_text_under_another_path_is_fine(tiny_config: Make, tmp_path: Path) -> None:
     config = tiny_config()
     straight = wyrmling.train(config)

@@ -64,7 +64,8 @@ def stored_choices(
         remedy = "put the old text back"
         separator = run.training_config().dataset.document_separator
         if separator != config.dataset.document_separator:
-            remedy += f" (its dataset.document_separator was {json.dumps(separator)})"
+            was = "unset" if separator is None else json.dumps(separator)
+            remedy += f" (dataset.document_separator was {was}: set it so)"
         raise CheckpointError(
             f"{run.name} was trained on another text: the fingerprint is {dataset.fingerprint[:12]}, it was "
             f"{record['data']['fingerprint'][:12]}; {remedy}, or start a new run"
