@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from .base import FilePath, Kinds, PositiveInt, Text, Texts, Variant
+from .base import CountingInt, FilePath, Kinds, PositiveInt, Text, Texts, Variant
 
 TINY_SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 Pattern = Text | Annotated[tuple[Text, ...], Field(strict=False, min_length=1)]
@@ -247,10 +247,18 @@ class PretokenizedSource(PathSource):
 
     type: Literal["pretokenized"] = Field(default="pretokenized", description="Files of token ids.")
     path: Pattern = Field(
-        description="A file, a folder, a pattern, or a list of these: .npy, or raw with dtype."
+        description="A file, a folder (its *.npy and *.bin), a pattern, or a list of these: NumPy arrays, shards of "
+        "llm.c, LitGPT or Megatron, raw numbers."
     )
     dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = Field(
-        default=None, description="Type of the numbers in raw files (little-endian); unset: .npy files."
+        default=None,
+        description="Type of the numbers in raw files; needed for files that begin as no known format.",
+    )
+    byte_order: Literal["little", "big"] = Field(default="little", description="Byte order of raw files.")
+    header_bytes: CountingInt | None = Field(
+        default=None,
+        description="Bytes before the first number of raw files, which are passed over; unset: none, and files that "
+        "begin as a known format are read as that.",
     )
 
 

@@ -120,13 +120,19 @@ def without_packing(name: str) -> str:
     return next((lower[: -len(end)] for end in _PACKED_NAMES if lower.endswith(end)), lower)
 
 
-def format_of(head: bytes) -> tuple[str, str] | None:
-    """The known format, and what to do about it, of data that is no text; None where it may be text."""
+def format_of(head: bytes, *, sure: bool = False) -> tuple[str, str] | None:
+    """The known format, and what to do about it, of data that is no text; None where it may be text.
+
+    Args:
+        sure: only formats whose marks are too long to come about by chance, for data that may be anything.
+    """
     if _ZIP.match(head):
         return _zip(head)
     for place, mark, what, remedy in _MARKS:
-        if head.startswith(mark, place):
+        if head.startswith(mark, place) and (len(mark) > 3 or not sure):
             return what, remedy
+    if sure:
+        return None
     if _SAFETENSORS.match(head):
         return "tensors (safetensors)", _NO_TEXT
     binary = is_binary(head) or is_binary(head[:512])
@@ -164,6 +170,11 @@ def is_binary(data: bytes) -> bool:
     """
     controls = count_controls(data)
     return controls > _FEW_CONTROLS and controls * 100 > len(data) and bool(data.strip(b"\0"))
+
+
+def looks_like_text(head: bytes) -> bool:
+    """Whether it may be plain text: no known format, and few control characters."""
+    return format_of(head) is None and not is_binary(head)
 
 
 def count_controls(data: bytes) -> int:

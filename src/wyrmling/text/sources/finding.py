@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import DataError, WyrmlingError
-from .content import format_of, is_binary, without_packing
+from .content import HEAD_BYTES, format_of, is_binary, looks_like_text, without_packing
 from .files import InputFile, identity_of, kind_of, refusal, shown
 from .tally import counted, listed
 
@@ -25,6 +25,7 @@ def find_files(
     *,
     suffixes: tuple[str, ...],
     chosen: tuple[str, ...] | None = None,
+    texts: bool = True,
     key: str = "dataset.path",
     encoding: str = "utf-8",
     unpacked_limit: int | None = None,
@@ -38,13 +39,14 @@ def find_files(
 
     Args:
         chosen: suffixes that the user named, instead of `suffixes`; then nothing that is left out is a mistake.
+        texts: whether files of text are looked for, not of numbers or tables.
         key: what an error names.
 
     Returns:
         The files; what a person should know of those that are not read.
 
     Raises:
-        DataError: nothing is there, nothing fits, no regular file is named, or most texts of a folder are left out.
+        DataError: nothing is there, nothing fits, no regular file is named, or most of a folder are left out.
         StorageError: a folder cannot be searched.
     """
     entries = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -54,7 +56,9 @@ def find_files(
     again: list[str] = []
     notes = []
     for entry in entries:
-        search = _Search(os.path.expanduser(os.fspath(entry)), chosen or suffixes, chosen is not None, key)
+        search = _Search(
+            os.path.expanduser(os.fspath(entry)), chosen or suffixes, chosen is not None, texts, key
+        )
         for path, found in search.files():
             identity = identity_of(found, path)
             if identity in files:
@@ -78,16 +82,16 @@ class _Left:
     size: int = 0
     samples: list[Path] = field(default_factory=list)
 
-    def text_share(self) -> float:
-        """The share of the samples that looks like text."""
-        return sum(map(_looks_like_text, self.samples)) / len(self.samples)
+    def share(self, texts: bool) -> float:
+        """The share of the samples that looks like text, or, with `texts` false, like other data that is read."""
+        return sum(_is_meant(sample, texts) for sample in self.samples) / len(self.samples)
 
 
 class _Search:
     """The search for the files of one entry of `path`."""
 
-    def __init__(self, entry: str, suffixes: tuple[str, ...], chosen: bool, key: str) -> None:
-        self.entry, self._key = entry, key
+    def __init__(self, entry: str, suffixes: tuple[str, ...], chosen: bool, texts: bool, key: str) -> None:
+        self.entry, self._texts, self._key = entry, texts, key
         self._suffixes = tuple(suffix.lower() for suffix in suffixes)
         self._chosen = chosen
         self._by_suffix: dict[str, _Left] = {}
@@ -231,13 +235,12 @@ class _Search:
         Args:
             size, files: bytes and number of the files that are read.
         """
-        texts = {
-            suffix: left for suffix, left in self._by_suffix.items() if left.samples and left.text_share() > 0
-        }
-        left_size = round(sum(left.size * left.text_share() for left in texts.values()))
-        left_files = sum(left.files for left in texts.values())
+        shares = {suffix: left.share(self._texts) for suffix, left in self._by_suffix.items() if left.samples}
+        meant = {suffix: self._by_suffix[suffix] for suffix, share in shares.items() if share}
+        left_size = round(sum(left.size * shares[suffix] for suffix, left in meant.items()))
+        left_files = sum(left.files for left in meant.values())
         if left_size > size or (left_files > files and 3 * left_size > size):
-            named = ", ".join(f'"{suffix}"' for suffix in (*self._suffixes, *texts) if suffix.startswith("."))
+            named = ", ".join(f'"{suffix}"' for suffix in (*self._suffixes, *meant) if suffix.startswith("."))
             raise DataError(
                 f"{self._key}: most of {shown(self.entry)} would not be read: {self.left_out()}, against "
                 f"{counted(files, 'file')} ({size:,} bytes) in {', '.join(self._suffixes)}; set dataset.suffixes to "
@@ -258,10 +261,14 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatch.fnmatch(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
 
 
-def _looks_like_text(path: Path) -> bool:
+def _is_meant(path: Path, texts: bool) -> bool:
+    """Whether a file looks like text, or, with `texts` false, like numbers or a table."""
     try:
         with InputFile(path, shown(path)).open() as stream:
-            head = stream.peek()[:4096]
+            head = stream.peek()[:HEAD_BYTES]
     except WyrmlingError:
         return False
-    return format_of(head) is None and not is_binary(head)
+    found = format_of(head)
+    return (
+        looks_like_text(head) if texts else (is_binary(head) if found is None else "dataset.type" in found[1])
+    )

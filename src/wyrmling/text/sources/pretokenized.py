@@ -1,112 +1,131 @@
-"""Files of token ids, memory-mapped: `.npy` or raw little-endian integers. One file is one document."""
+"""Files of token ids, read as streams: whatever `token_formats` knows, packed or not."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import DataError
 from .base import PIECE_TOKENS, Piece, Source, Tally
-from .files import InputFile, refusal
+from .files import InputFile, shown
 from .finding import find_files
+from .token_formats import INDEX_MARK, Array, RawLayout, arrays
 
 if TYPE_CHECKING:
     from ...config.schema.sources import PretokenizedSource
 
-RAW_TYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+SUFFIXES = (".npy", ".bin", ".idx")
+"""What a folder is searched for: arrays, shards, and the indexes that lie beside shards."""
 
 
 class TokenFiles(Source):
-    """Files of token ids.
+    """Files of token ids. An array is a document, and so is each document that an index speaks of.
 
     Args:
-        dtype: the type of raw files (all that do not end in `.npy`), one of `RAW_TYPES`; None: all do.
+        files: also the indexes of Megatron files (`.idx`), which are read with the file beside them.
     """
 
-    def __init__(self, files: Sequence[InputFile], *, dtype: str | None, notes: Sequence[str] = ()) -> None:
-        super().__init__("pretokenized", files, {"dtype": dtype}, notes)
-        self._dtype = dtype
+    def __init__(
+        self, files: Sequence[InputFile], layout: RawLayout | None = None, notes: Sequence[str] = ()
+    ) -> None:
+        self._layout = layout or RawLayout()
+        self._indexes: dict[Path, InputFile] = {}
+        self._tokens = []
+        for file in files:
+            if file.path.suffix == ".idx" and _begins(file, INDEX_MARK):
+                self._indexes[file.path.with_suffix("")] = file
+            else:
+                self._tokens.append(file)
+        for file in self._tokens:
+            beside = InputFile(file.path.with_suffix(".idx"), shown(file.path.with_suffix(".idx")))
+            if file.path.suffix == ".bin" and beside.path.is_file() and _begins(beside, INDEX_MARK):
+                self._indexes.setdefault(file.path.with_suffix(""), beside)
+        missing = self._indexes.keys() - {file.path.with_suffix("") for file in self._tokens}
+        if missing:
+            lost = self._indexes[min(missing)]
+            raise DataError(
+                f"{lost.name}: is the index of a .bin file that is not named or not there; name both"
+            )
+        settings = {
+            "dtype": self._layout.dtype,
+            "byte_order": self._layout.byte_order,
+            "header_bytes": self._layout.header_bytes,
+        }
+        super().__init__("pretokenized", [*self._tokens, *self._indexes.values()], settings, notes)
 
     def _read(self, tally: Tally) -> Iterator[Piece]:
-        for file in self.files:
-            tokens = self._map(file)
-            for start in range(0, len(tokens), PIECE_TOKENS):
-                part = tokens[start : start + PIECE_TOKENS]
-                if part.dtype == np.uint64 and part.max() > np.iinfo(np.int64).max:
-                    raise DataError(f"{file.name}: a token id beyond 63 bits near token {start}")
-                yield Piece(part.astype(np.int64), start == 0, file.name, start)
-            if not len(tokens):
+        for file in self._tokens:
+            index = self._indexes.get(file.path.with_suffix("")) if file.path.suffix == ".bin" else None
+            offset = 0
+            with file.open() as stream:
+                for array in arrays(stream, file, self._layout, index):
+                    for starts, tokens in _parts(stream, array, file.name):
+                        if len(tokens):
+                            yield Piece(tokens, starts, file.name, offset)
+                            offset += len(tokens)
+                        else:
+                            tally.empty_documents += 1
+                if stream.peek(1):
+                    raise DataError(f"{file.name}: holds more tokens than its header or index speaks of")
+            if not file.size():
                 tally.empty_documents += 1
 
-    def _map(self, file: InputFile) -> np.ndarray:
-        """The file's tokens, [n], mapped read-only.
 
-        Raises:
-            DataError: not a one-dimensional array of integers, cut short, or of unknown type.
-        """
-        try:
-            if file.path.name.lower().endswith(".npy"):
-                return _map_npy(file)
-            return self._map_raw(file)
-        except OSError as error:
-            raise refusal(file.name, error) from error
-
-    def _map_raw(self, file: InputFile) -> np.ndarray:
-        if self._dtype is None:
-            raise DataError(
-                f"{file.name}: not a .npy file; set dataset.dtype to one of {', '.join(RAW_TYPES)}"
-            )
-        dtype = np.dtype(self._dtype).newbyteorder("<")
-        size = file.size()
-        if size % dtype.itemsize:
-            raise DataError(f"{file.name}: {size} bytes are not a whole number of {self._dtype} tokens")
-        if not size:
-            return np.zeros(0, dtype)
-        return np.memmap(file.path, dtype, mode="r")
+def _begins(file: InputFile, mark: bytes) -> bool:
+    with file.open() as stream:
+        return stream.peek(len(mark)).startswith(mark)
 
 
-def _map_npy(file: InputFile) -> np.ndarray:
-    with file.path.open("rb") as stream:
-        if stream.read(6) != b"\x93NUMPY":
-            raise DataError(f"{file.name}: not a .npy file (it does not begin like one)")
-        try:
-            version = np.lib.format.read_magic(_rewound(stream))
-            read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header_2
-            shape, _, dtype = read_header(stream)
-        except ValueError as error:
-            raise DataError(f"{file.name}: damaged .npy header ({_one_line(error)})") from error
-        start = stream.tell()
-    if dtype.hasobject:
-        raise DataError(f"{file.name}: holds Python objects, which are never loaded; save integers")
-    if len(shape) != 1 or dtype.kind not in "iu":
+def _parts(
+    stream: io.BufferedReader, array: Array, name: str
+) -> Iterator[tuple[bool, npt.NDArray[np.int64]]]:
+    """(whether a document starts, int64 [n]) for the parts of an array; an empty document is an empty part."""
+    if array.count is None:
+        starts = True
+        while len(tokens := _take(stream, array.dtype, PIECE_TOKENS, name)):
+            yield starts, tokens
+            starts = False
+        return
+    done = 0
+    for length in [array.count] if array.documents is None else array.documents.tolist():
+        if not length:
+            yield True, np.zeros(0, np.int64)
+        end = done + length
+        starts = True
+        while done < end:
+            wanted = min(PIECE_TOKENS, end - done)
+            tokens = _take(stream, array.dtype, wanted, name)
+            done += len(tokens)
+            if len(tokens) < wanted:
+                raise DataError(
+                    f"{name}: cut short: {array.count} tokens are promised, it ends after {done}; fetch it again"
+                )
+            yield starts, tokens
+            starts = False
+
+
+def _take(
+    stream: io.BufferedReader, dtype: np.dtype[np.generic], most: int, name: str
+) -> npt.NDArray[np.int64]:
+    """The next tokens of a stream, at most `most`, int64 [n]; fewer only at its end."""
+    data = stream.read(most * dtype.itemsize)
+    if len(data) % dtype.itemsize:
         raise DataError(
-            f"{file.name}: a one-dimensional array of integers is needed, this is {dtype} of shape {shape}"
+            f"{name}: ends with {len(data) % dtype.itemsize} bytes of a {dtype.name} token: cut short, or another "
+            "dataset.dtype or dataset.header_bytes"
         )
-    needed = start + shape[0] * dtype.itemsize
-    if file.size() < needed:
-        raise DataError(f"{file.name}: cut short ({file.size()} bytes, its header promises {needed})")
-    if not shape[0]:
-        return np.zeros(0, dtype)
-    return np.memmap(file.path, dtype, mode="r", offset=start, shape=shape)
-
-
-def _rewound(stream: Any) -> Any:
-    stream.seek(0)
-    return stream
-
-
-def _read_header_2(stream: Any) -> Any:
-    return np.lib.format.read_array_header_2_0(stream)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    tokens = np.frombuffer(data, dtype)
+    if tokens.dtype == np.uint64 and (tokens > np.iinfo(np.int64).max).any():
+        raise DataError(f"{name}: a token id beyond 63 bits; is dataset.dtype another?")
+    return tokens.astype(np.int64)
 
 
 def open_pretokenized(config: PretokenizedSource) -> Source:
     """The source of a `pretokenized` table."""
-    suffixes = (".npy",) if config.dtype is None else (".npy", ".bin")
-    files, notes = find_files(config.path, suffixes=suffixes, chosen=config.suffixes)
-    return TokenFiles(files, dtype=config.dtype, notes=notes)
+    files, notes = find_files(config.path, suffixes=SUFFIXES, chosen=config.suffixes, texts=False)
+    return TokenFiles(files, RawLayout(config.dtype, config.byte_order, config.header_bytes), notes)

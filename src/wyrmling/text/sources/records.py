@@ -85,7 +85,11 @@ def open_records(config: JsonLinesSource | CsvSource | ParquetSource) -> Source:
     render = rendering(config)
     read, settings = reader(config, config.type, render)
     files, notes = find_files(
-        config.path, suffixes=SUFFIXES[config.type], chosen=config.suffixes, **reading_options(config)
+        config.path,
+        suffixes=SUFFIXES[config.type],
+        chosen=config.suffixes,
+        texts=config.type != "parquet",
+        **reading_options(config),
     )
     return RecordFiles(
         config.type, files, read=read, render=render, settings=settings, notes=notes, **choices(config)

@@ -63,9 +63,13 @@ class PretokenizedTokenizer(Tokenizer):
         outside = np.flatnonzero((ids < 0) | (ids >= self.vocab_size))
         if outside.size:
             first = int(outside[0])
+            advice = "are these numbers ids, read in the right way (dataset.dtype, dataset.header_bytes)? "
+            advice += "If they are, correct dataset.tokenizer.vocab_size"
+            if ids[first] < 0:
+                advice = "negative numbers are no ids; leave out what marks places that are to be ignored"
             raise DataError(
                 f"{origin}: token id {ids[first]} at position {offset + first} is outside the vocabulary of "
-                f"{self.vocab_size}; raise dataset.tokenizer.vocab_size?"
+                f"{self.vocab_size}; {advice}"
             )
         return ids.astype(np.int64)
 
