@@ -329,7 +329,7 @@ def test_options_over_a_stored_configuration_keep_values_and_origins() -> None:
     assert changed.origin("training.seed") == "default"
     assert with_overrides(config, []) == config
     with pytest.raises(
-        ConfigError, match=r"^--set training.batch_size=0: training.batch_size must be > 0, got 0$"
+        ConfigError, match=r"^--set training.batch_size=0: training.batch_size must be > 0, got 0 "
     ):
         with_overrides(config, ["training.batch_size=0"])
 

@@ -35,8 +35,10 @@ the name of a recipe. Other paths are relative to the working directory.
   `mlp_internal_dim_multiplier`, `grad_clip_norm`, `grad_clip_norm_per_tensor` and `grad_clip_value`,
   `field` and `template`, `gradient_accumulation_steps` and `target_effective_batch_size`) the later file's wins.
 - `"none"` leaves an optional key unset.
-- `--set training.batch_size=16` lays one value over all files. The value is TOML or bare text; items of a
-  list are numbered (`--set dataset.train_files.0=a.jsonl`); when a key is set twice, the later one wins.
+- `--set training.batch_size=16` lays one value over all files. It is read by the type of its key:
+  `run_layout.name=7` is text, `optimizer.learning_rate=.001` a number, `none` leaves an optional key unset; text needs
+  no quotes, tables are TOML. Items of a list are numbered (`--set dataset.train_files.0=a.jsonl`); when a key is set
+  twice, the later one wins.
 
 Unknown keys are errors. `wyrmling config show` prints the result, every value with the file and line it
 comes from.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+from pydantic import ByteSize
 from pydantic.fields import FieldInfo
 
 from .locations import KeyPath
@@ -84,6 +87,75 @@ def child_shape(shape: Shape, data: Any, key: str) -> Shape:
         if key in cls.model_fields:
             return shape_of(cls.model_fields[key])
     return None
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What a key takes, of the things that a person can write behind `--set`.
+
+    Attributes:
+        kinds: of bool, int and float, those that it takes.
+        text: whether it takes any text.
+        words: texts that it takes where it does not take any.
+        items: what the items of a list may be; None where it takes no list.
+        optional: whether it can be left unset.
+    """
+
+    kinds: frozenset[type] = frozenset()
+    text: bool = False
+    words: frozenset[str] = frozenset()
+    items: Forms | None = None
+    optional: bool = False
+
+    def __or__(self, other: Forms) -> Forms:
+        return Forms(
+            self.kinds | other.kinds,
+            self.text or other.text,
+            self.words | other.words,
+            other.items if self.items is None else self.items,
+            self.optional or other.optional,
+        )
+
+
+def forms_at(path: KeyPath, data: Any) -> Forms:
+    """What the key at a path takes; `data` is the configuration so far, which decides the kinds of its tables."""
+    if str(path[-1]).isdecimal():
+        return forms_at(path[:-1], data).items or Forms()
+    return functools.reduce(
+        Forms.__or__, (_forms(field.annotation) for field in fields_at(path, data)), Forms()
+    )
+
+
+def fields_at(path: KeyPath, data: Any) -> list[FieldInfo]:
+    """The field of a key; where the kind of its table is not known, or does not have it, of every kind that does."""
+    *around, key = (str(part) for part in path)
+    shape: Shape = Config
+    for part in around:
+        table = data if isinstance(data, dict) else {}
+        if part.isdecimal():  # an item of a list of tables, which has the shape of the list
+            data = data[int(part)] if isinstance(data, list) and int(part) < len(data) else {}
+        else:
+            shape, data = child_shape(shape, table, part), table.get(part)
+    decided = table_at(shape, data if isinstance(data, dict) else {})
+    classes = (decided,) if decided is not None and key in decided.model_fields else classes_of(shape)
+    return [cls.model_fields[key] for cls in classes if key in cls.model_fields]
+
+
+def _forms(annotation: Any) -> Forms:
+    inner = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _forms(inner[0])
+    if get_origin(annotation) is Literal:
+        return Forms(words=frozenset(map(str, inner)))
+    if get_origin(annotation) is tuple:
+        return Forms(items=_forms(inner[0]))
+    if inner:  # a union
+        return functools.reduce(Forms.__or__, map(_forms, inner))
+    return Forms(
+        kinds=frozenset({int if annotation is ByteSize else annotation} & {bool, int, float}),
+        text=annotation in (str, Path, ByteSize),
+        optional=annotation is type(None),
+    )
 
 
 def walk_keys(shape: Shape = Config, path: KeyPath = ()) -> Iterator[tuple[KeyPath, FieldInfo, type[Table]]]:

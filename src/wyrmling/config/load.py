@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .known import unknown_keys
+from .known import fields_at, forms_at, unknown_keys
 from .locations import KeyPath
 from .merge import merge
-from .messages import value_problems
+from .messages import shown, value_problems
 from .overrides import apply_override
 from .reading import read_layer
 from .recipes import DEFAULT_RECIPE
@@ -112,13 +112,30 @@ def config_from_tree(tree: Node) -> Config:
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        problems += [item for item in value_problems(error, data) if not _under(item[0], refused)]
+        problems += [
+            (path, text + _example(tree, path))
+            for path, text in value_problems(error, data)
+            if not _under(path, refused)
+        ]
     except RuleError as error:
         problems += [(_blame(tree, problem.keys), problem.text) for problem in error.problems]
     if problems:
         raise ConfigError(_one_line(tree, problems))
     config._origins.update(_origins(tree))
     return config
+
+
+def _example(tree: Node, path: KeyPath) -> str:
+    """A value that a key set by an option would have taken."""
+    node = tree.find(path)
+    if node is None or node.origin.option is None:
+        return ""
+    items = forms_at(path, tree.plain()).items
+    if items is not None and not isinstance(node.value, list):
+        return f" (such as {'[0.5, 1]' if items.kinds else '[a, b]'})"
+    defaults = [field.default for field in fields_at(path, tree.plain())]
+    plain = [default for default in defaults if isinstance(default, int | float | str) and default != ""]
+    return f" (its default is {shown(plain[0])})" if plain else ""
 
 
 def _under(path: KeyPath, refused: set[KeyPath]) -> bool:
