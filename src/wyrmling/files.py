@@ -29,6 +29,7 @@ TEMPORARY_PREFIX = ".tmp-"
 SEAL = "sha256"
 """The key of a sealed record that holds the SHA-256 of all others."""
 
+_LONGEST_NAME = 4096
 _LARGEST_RECORD = 256 << 20  # bytes of a JSON record; the largest that the program writes are manifests
 
 _REASONS = {
@@ -137,6 +138,26 @@ def write_atomically(path: Path, content: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
+
+
+def write_name(path: Path, name: str) -> None:
+    """Let a tiny text file name something; a pipe or a device that has come into its place gives way.
+
+    Raises:
+        StorageError: the file system refused; the file keeps its old content.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with storage_errors(path):
+            path.unlink()
+    write_atomically(path, name + "\n")
+
+
+def read_name(path: Path) -> str | None:
+    """What `write_name` wrote; None where there is no such file, or it holds what cannot be a name."""
+    try:
+        return read_regular(path, largest=_LONGEST_NAME).decode("utf-8").strip() or None
+    except (OSError, ValueError):
+        return None
 
 
 def write_json_atomically(path: Path, value: Any) -> None:

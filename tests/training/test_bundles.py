@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -267,6 +268,47 @@ def test_a_changed_finished_stage_is_refused_or_kept_as_it_is(load: Load) -> Non
     lent = load("short:training.max_iters=6")
     with pytest.raises(errors.ConfigError, match=r"init_from: best of short -> latest of short"):
         plan_bundle(lent)
+
+
+def test_a_finished_stage_whose_run_is_gone_is_told_and_runs_again_on_request(load: Load) -> None:
+    bundle, watcher = load(), Watcher()
+    run_bundle(bundle)
+    straight = weights(bundle)
+    short, long = (stage.run for stage in bundle.stages)
+    shutil.rmtree(short / "checkpoint")
+    with pytest.raises(
+        errors.CheckpointError, match=r"stage short is finished, and no checkpoint is left .*--redo-missing"
+    ):
+        run_bundle(bundle)
+    kept = run_bundle(bundle, callbacks=[watcher], allow_changed=True)
+    assert watcher.told[0].endswith("short is finished at step 6, and its run is gone")
+    assert list(kept.runs) == ["long"]
+    with pytest.raises(
+        errors.CheckpointError, match=r"stage short cannot be run again while .* is there.*move it away"
+    ):
+        run_bundle(bundle, redo_missing=True)
+    shutil.rmtree(short)
+    assert [item.action for item in plan_bundle(bundle, redo_missing=True)] == ["begin", "finished"]
+    again = Watcher()
+    run_bundle(bundle, callbacks=[again], redo_missing=True)
+    assert "short begins again, as its run is gone, with new weights" in again.told[0]
+    assert {name for name, _ in again.steps} == {"plays-short"}
+    assert weights(bundle) == straight
+
+    shutil.rmtree(long)
+    shutil.rmtree(short)
+    run_bundle(bundle, redo_missing=True)
+    assert weights(bundle) == straight
+
+
+def test_a_stage_that_begins_with_weights_that_are_gone_is_refused_before_it_begins(load: Load) -> None:
+    bundle = load()
+    run_bundle(bundle, stop_after="short")
+    shutil.rmtree(bundle.stages[0].run)
+    with pytest.raises(
+        errors.CheckpointError, match=r"stage long begins from short, and no checkpoint is left .*--redo-miss"
+    ):
+        run_bundle(bundle, allow_changed=True)
 
 
 def test_a_changed_interrupted_stage_is_refused_with_what_to_do(load: Load) -> None:

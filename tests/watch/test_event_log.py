@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -178,11 +179,28 @@ def test_events_after_the_resumed_step_are_superseded(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 8, "the file itself is only appended to"
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{oops", "not a JSON object"),
+        ("[]", "not a JSON object"),
+        ("{" * 100_000, "not a JSON object"),
+        ('{"event":"epoch","step":"1","time":1,"epoch":1,"tokens_seen":2}', "step is '1'"),
+        ('{"event":"epoch","step":1,"time":true,"epoch":1,"tokens_seen":2}', "time is True"),
+        ('{"event":"epoch","step":1,"time":1,"epoch":1}', "epoch without tokens_seen"),
+        ('{"event":"validation","step":1,"time":1,"loss":"low","tokens":2,"seconds":1}', "loss is 'low'"),
+        ('{"event":[],"step":1}', "event is"),
+    ],
+)
+def test_a_damaged_line_in_the_middle_is_named_with_what_is_wrong(
+    tmp_path: Path, line: str, told: str
+) -> None:
     path = tmp_path / "events.jsonl"
-    path.write_text('{"event":"step","step":1}\n{oops\n{"event":"step","step":2}\n')
-    with pytest.raises(DataError, match="line 2"):
+    whole = '{"event":"epoch","step":1,"time":1,"epoch":1,"tokens_seen":2,"later":[]}'
+    path.write_text(f"{whole}\n{line}\n{whole}\n")
+    with pytest.raises(DataError, match="line 2: .*" + re.escape(told)) as caught:
         read_events(path)
+    assert len(str(caught.value)) < 400
 
 
 def test_no_file_is_a_clear_error(tmp_path: Path) -> None:

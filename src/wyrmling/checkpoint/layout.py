@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Literal
 
 from ..files import (
-    read_regular,
+    read_name,
     remove_leftovers,
     storage_errors,
     temporary_sibling,
-    write_atomically,
+    write_name,
 )
 
 ASIDE_PREFIX = ".old-"
@@ -108,7 +108,7 @@ def write_pointer(root: Path, name: Pointer, step: int) -> None:
     Raises:
         StorageError: the file system refused; the pointer keeps its old value.
     """
-    write_atomically(root / name, step_name(step) + "\n")
+    write_name(root / name, step_name(step))
 
 
 def read_pointer(root: Path, name: Pointer) -> int | None:
@@ -116,7 +116,4 @@ def read_pointer(root: Path, name: Pointer) -> int | None:
 
     Pointers are for people and for other programs: whoever can, derives what they say from the checkpoints.
     """
-    try:
-        return parse_step(read_regular(root / name, largest=1000).decode("utf-8").strip())
-    except (OSError, ValueError):
-        return None
+    return parse_step(read_name(root / name) or "")

@@ -34,8 +34,12 @@ def bundle(
     allow_changed: Annotated[
         bool,
         typer.Option(
-            "--allow-changed", help="Keep finished stages although their configuration has changed."
+            "--allow-changed",
+            help="Keep finished stages although their configuration has changed, or their runs are gone.",
         ),
+    ] = False,
+    redo_missing: Annotated[
+        bool, typer.Option("--redo-missing", help="Run finished stages again whose runs are gone.")
     ] = False,
     allow_inexact: Annotated[
         bool,
@@ -53,7 +57,9 @@ def bundle(
     from ..training.bundles import described, plan_bundle, run_bundle
 
     if dry_run:
-        plan = plan_bundle(loaded, allow_inexact=allow_inexact, allow_changed=allow_changed)
+        plan = plan_bundle(
+            loaded, allow_inexact=allow_inexact, allow_changed=allow_changed, redo_missing=redo_missing
+        )
         say(f"bundle {loaded.name} in {loaded.folder}")
         for number, item in enumerate(plan, start=1):
             say(f"{number} of {len(plan)}: {described(item)}  {item.stage.run}")
@@ -65,6 +71,7 @@ def bundle(
             callbacks=callbacks,
             allow_inexact=allow_inexact,
             allow_changed=allow_changed,
+            redo_missing=redo_missing,
             stop_after=stop_after,
             preparing=console.preparing,
         )

@@ -41,7 +41,7 @@ from ..files import (
     storage_errors,
     sync_directory,
     temporary_sibling,
-    write_atomically,
+    write_name,
 )
 from . import records
 from .environment import RUN_NAME_VARIABLE, given_run
@@ -287,9 +287,9 @@ def _create(path: Path, name: str, fill: Fill | None, root: Path) -> RunDirector
             sync_directory(folder)
             if folder == root:
                 break
-    write_atomically(path.parent / LATEST, path.name + "\n")
+    write_name(path.parent / LATEST, path.name)
     if path.parent != root:
-        write_atomically(root / LATEST, path.relative_to(root).as_posix() + "\n")
+        write_name(root / LATEST, path.relative_to(root).as_posix())
     return RunDirectory(path, name)
 
 

@@ -11,7 +11,7 @@ from ..config import Config
 from ..config.paths import run_root
 from ..config.rules.layout import is_folder_name
 from ..errors import CheckpointError
-from ..files import TEMPORARY_PREFIX
+from ..files import TEMPORARY_PREFIX, read_name
 from . import records
 from .directory import LATEST, RunDirectory, is_run, open_run
 
@@ -112,22 +112,22 @@ def _find_latest(root: Path) -> RunDirectory:
         raise CheckpointError(f"there is no latest run in {root}; {_nearest('', run_names(root))}")
     if not _is_run_below(root, named):
         raise CheckpointError(
-            f"{root / LATEST} names {named!r}, which is not a run there; {_nearest(named, run_names(root))}"
+            f"{root / LATEST} names {named[:80]!r}, which is not a run there; {_nearest(named, run_names(root))}"
         )
     return open_run(root / named)
 
 
 def _named_by_latest(root: Path) -> str | None:
-    try:
-        return (root / LATEST).read_text(encoding="utf-8", errors="replace").strip() or None
-    except OSError:
-        return None
+    name = read_name(root / LATEST)
+    return name if name is None or name.isprintable() else None
 
 
 def _is_run_below(root: Path, named: str) -> bool:
     """Whether a path names a run in a folder, and does not lead out of it."""
     path = Path(named)
-    return not path.is_absolute() and ".." not in path.parts and is_run(root / path)
+    with contextlib.suppress(OSError):  # longer than a name can be
+        return not path.is_absolute() and ".." not in path.parts and is_run(root / path)
+    return False
 
 
 def _nearest(wanted: str, names: list[str]) -> str:

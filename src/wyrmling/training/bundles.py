@@ -8,12 +8,13 @@ run is found again wherever the process was killed: there is a whole one, which 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checkpoint import locate_checkpoint
+from ..checkpoint import list_checkpoints, locate_checkpoint
 from ..checkpoint.layout import parse_step
 from ..config import Bundle, Config, Stage, cache_directory, with_overrides
 from ..config.launching import LAUNCH_KEYS, to_go_on
@@ -59,12 +60,14 @@ class Planned:
     Attributes:
         run: its directory: where a finished stage lies, wherever the file would put it now.
         step: at which a finished stage ended.
+        gone: whether it had a run, of which no checkpoint is left.
     """
 
     stage: Stage
     action: Literal["finished", "go on", "begin"]
     run: Path
     step: int | None = None
+    gone: bool = False
 
 
 @dataclass
@@ -83,13 +86,15 @@ class BundleResult:
 
 
 def plan_bundle(
-    bundle: Bundle, *, allow_inexact: bool = False, allow_changed: bool = False
+    bundle: Bundle, *, allow_inexact: bool = False, allow_changed: bool = False, redo_missing: bool = False
 ) -> tuple[Planned, ...]:
     """What running a bundle would do, after checking everything that can be checked before the first step.
 
     Args:
         allow_inexact: as for `train`.
-        allow_changed: leave finished stages as they are even where their configuration has changed since.
+        allow_changed: leave finished stages as they are even where their configuration has changed since, or their
+            run is gone.
+        redo_missing: begin finished stages again whose run is gone. Stages that began with their weights stay.
 
     Raises:
         ConfigError, CheckpointError, DataError: one line that names the stage.
@@ -101,12 +106,18 @@ def plan_bundle(
     state = read_bundle_state(bundle.folder) or BundleState(bundle.name)
     planned: dict[str, Planned] = {}
     for stage in bundle.stages:
-        planned[stage.name] = _planned(bundle, stage, state.stage(stage.name), allow_inexact, allow_changed)
+        record = state.stage(stage.name)
+        planned[stage.name] = _planned(bundle, stage, record, allow_inexact, allow_changed, redo_missing)
     for item in planned.values():
         if item.action != "finished":
             _check_beginning(bundle, item)
         if item.action == "begin" and item.stage.init_from is not None:
             lender = planned[item.stage.init_from]
+            if lender.action == "finished" and lender.gone:
+                raise CheckpointError(
+                    f"{bundle.file}: stage {item.stage.name} begins from {lender.stage.name}, and no checkpoint is "
+                    f"left in {lender.run}; put it back, or run that stage again with --redo-missing"
+                )
             if lender.action == "finished":
                 _lent_step(item.stage, lender.run)
     return tuple(planned.values())
@@ -118,6 +129,7 @@ def run_bundle(
     callbacks: Iterable[Callback] = (),
     allow_inexact: bool = False,
     allow_changed: bool = False,
+    redo_missing: bool = False,
     stop_after: str | None = None,
     preparing: Preparing = unseen,
 ) -> BundleResult:
@@ -126,7 +138,7 @@ def run_bundle(
     Args:
         callbacks: watch every stage in turn.
         stop_after: the stage after which to stop; None: the last one.
-        allow_inexact, allow_changed: as for `plan_bundle`.
+        allow_inexact, allow_changed, redo_missing: as for `plan_bundle`.
         preparing: as for `train`.
 
     Raises:
@@ -138,10 +150,11 @@ def run_bundle(
             f"there is no stage {stop_after!r} in this bundle; its stages are {', '.join(names)}"
         )
     refuse_several_processes()
-    plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
+    rules = {"allow_inexact": allow_inexact, "allow_changed": allow_changed, "redo_missing": redo_missing}
+    plan_bundle(bundle, **rules)
     make_folder(bundle.folder, "choose another folder for the runs")
     with locked(bundle.folder):
-        plan = plan_bundle(bundle, allow_inexact=allow_inexact, allow_changed=allow_changed)
+        plan = plan_bundle(bundle, **rules)
         state = read_bundle_state(bundle.folder) or BundleState(bundle.name)
         state.arrange(names)
         watchers = list(callbacks)
@@ -155,7 +168,8 @@ def run_bundle(
                 result.exit_code = result.last.exit_code
                 if result.exit_code or not result.last.finished:
                     break
-            result.runs[item.stage.name] = RunDirectory(item.run, item.run.name)
+            if item.action != "finished" or not item.gone:
+                result.runs[item.stage.name] = RunDirectory(item.run, item.run.name)
             if item.stage.name == stop_after:
                 break
     return result
@@ -165,7 +179,8 @@ def described(item: Planned) -> str:
     """A stage and what will be done with it, on one line."""
     stage, training = item.stage, item.stage.config.training
     if item.action == "finished":
-        return f"{stage.name} is finished" + ("" if item.step is None else f" at step {item.step}")
+        step = "" if item.step is None else f" at step {item.step}"
+        return f"{stage.name} is finished{step}" + (", and its run is gone" if item.gone else "")
     length = f"{training.epochs} epochs" if training.epochs is not None else f"{training.max_iters} steps"
     if item.action == "go on":
         return f"{stage.name} goes on, {length} in all"
@@ -176,19 +191,39 @@ def described(item: Planned) -> str:
         start = f"with weights of {training.init_checkpoint_path}"
     else:
         start = "with new weights"
-    return f"{stage.name} begins {start}, {length} of {training.batch_size} x {training.block_size} tokens"
+    again = "again, as its run is gone, " if item.gone else ""
+    return f"{stage.name} begins {again}{start}, {length} of {training.batch_size} x {training.block_size} tokens"
 
 
 def _planned(
-    bundle: Bundle, stage: Stage, record: StageRecord, allow_inexact: bool, allow_changed: bool
+    bundle: Bundle,
+    stage: Stage,
+    record: StageRecord,
+    allow_inexact: bool,
+    allow_changed: bool,
+    redo_missing: bool,
 ) -> Planned:
     """What to do with a stage, after comparing it with what is recorded and what lies on the disk."""
     where = f"{bundle.file}: stage {stage.name}"
     place = stage.run.relative_to(bundle.folder).as_posix()
     if record.status == "completed":
+        done = bundle.folder / (record.run or place)
+        gone = not list_checkpoints(RunDirectory(done, done.name).checkpoints)
+        if gone and redo_missing:
+            if os.path.lexists(stage.run):
+                raise CheckpointError(
+                    f"{where} cannot be run again while {stage.run} is there, although without a checkpoint; move "
+                    "it away"
+                )
+            return Planned(stage, "begin", stage.run, gone=True)
         if not allow_changed:
             _refuse_changed(where, stage, record, place)
-        return Planned(stage, "finished", bundle.folder / (record.run or place), record.step)
+            if gone:
+                raise CheckpointError(
+                    f"{where} is finished, and no checkpoint is left in {done}; put it back, run the stage again with "
+                    "--redo-missing, or go on without it with --allow-changed"
+                )
+        return Planned(stage, "finished", done, record.step, gone)
     began = record.run is not None and (bundle.folder / record.run).exists()
     if began and record.run != place:
         raise ConfigError(
@@ -196,7 +231,7 @@ def _planned(
             "back, or remove the old folder to begin the stage anew"
         )
     if not stage.run.exists():
-        return Planned(stage, "begin", stage.run)
+        return Planned(stage, "begin", stage.run, gone=record.status == "interrupted")
     if not began:
         raise CheckpointError(
             f"{where}: {stage.run} exists already, and {bundle.folder / FILE} does not know it; move it away, or run "

@@ -277,6 +277,11 @@ def _read(run: RunDirectory, step: int | None, tell: Callable[[Message], None]) 
         checkpoint = newest_good(run.checkpoints, _teller(tell))
     if checkpoint is not None:
         refuse_other_surroundings(run, checkpoint)
+    elif run.training_config().training.init_checkpoint_path is not None or "forked_from" in run.record():
+        raise CheckpointError(
+            f"{run.name} began with weights of another run, and no checkpoint is left of them or of what came of them; "
+            "start a new run"
+        )
     else:
         tell(
             Message(

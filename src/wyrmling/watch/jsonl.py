@@ -12,18 +12,21 @@ later steps that stand before it belong to work that was lost, and are supersede
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import UnionType
+from typing import Any, BinaryIO, get_args, get_type_hints
 
-from ..errors import DataError
-from ..files import storage_errors
+from ..errors import DataError, StorageError
+from ..files import read_regular, storage_errors
 from .events import (
     Callback,
     CheckpointReport,
@@ -38,6 +41,17 @@ from .events import (
 )
 
 _TAIL = 1 << 16
+_REPORTS: dict[str, type] = {
+    "started": RunStarted,
+    "resumed": RunStarted,
+    "step": StepReport,
+    "validation": ValidationReport,
+    "checkpoint": CheckpointReport,
+    "epoch": EpochReport,
+    "sample": SampleReport,
+    "message": Message,
+    "ended": RunEnded,
+}
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 
 
@@ -57,6 +71,8 @@ class EventLog(Callback):
         self._clock = clock
         self._step = 0
         with storage_errors(path):
+            if path.is_fifo():
+                raise StorageError(f"{path} is a pipe, where a record would wait for a reader; move it away")
             cut_torn_end(path)
             self._descriptor: int | None = os.open(path, _FLAGS, 0o666)
 
@@ -126,19 +142,25 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """The events that count, in the order they were written: no torn last line, nothing superseded.
 
     Raises:
-        DataError: there is no such file, or a line before the last is not a JSON object.
+        DataError: there is no such file, it is not a regular one, or a line before the last is no event, or holds
+            something else than that event does.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path, largest=sys.maxsize).split(b"\n")
     except FileNotFoundError:
         raise DataError(f"{path}: no events recorded; is this the directory of a run?") from None
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read: {error}; put it back, or move it away to go on without"
+        ) from None
     records = [_parse(line) for line in lines[:-1]]
     while records and records[-1] is None:
         records.pop()
     events: list[dict[str, Any]] = []
     for number, record in enumerate(records, start=1):
-        if record is None:
-            raise DataError(f"{path}, line {number}: not a JSON object; remove that line to read the others")
+        wrong = "not a JSON object with event and step" if record is None else _misfit(record)
+        if record is None or wrong is not None:
+            raise DataError(f"{path}, line {number}: {wrong}; remove that line to read the others")
         if record["event"] == "resumed":
             events = [event for event in events if event["step"] <= record["step"]]
         events.append(record)
@@ -183,9 +205,41 @@ def _good_length(file: BinaryIO, size: int) -> int:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and {"event", "step"} <= record.keys() else None
+
+
+def _misfit(record: Mapping[str, Any]) -> str | None:
+    """What of an event is not of its kind; None: nothing. Kinds and keys of later versions pass."""
+    if not isinstance(record["event"], str):
+        return f"event is {record['event']!r:.40}"
+    for key, kinds, needed in _keys_of(record["event"]):
+        value = record.get(key)
+        if key not in record:
+            if needed:
+                return f"{record['event'][:40]} without {key}"
+        elif not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            return f"{key} is {value!r:.40}"
+    return None
+
+
+@functools.cache
+def _keys_of(event: str) -> tuple[tuple[str, tuple[type, ...], bool], ...]:
+    """The keys of an event that have plain values: name, types, and whether an event must have it."""
+    found = [("step", (int,), True), ("time", (int, float), True)]
+    report = _REPORTS.get(event)
+    if report is not None:
+        hints = get_type_hints(report)
+        for item in fields(report):
+            hint = hints[item.name]
+            kinds: set[Any] = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
+            if item.name != "step" and kinds <= {int, float, str, bool, type(None)}:
+                # a number that is not finite is written as null
+                if float in kinds:
+                    kinds |= {int, type(None)}
+                found.append((item.name, tuple(kinds), item.default is MISSING))
+    return tuple(found)
 
 
 def _plain(value: Any, base: Path) -> Any:
