@@ -14,9 +14,9 @@ import torch
 
 import wyrmling
 from wyrmling import Config
-from wyrmling.checkpoint import checkpoint_path, list_checkpoints
+from wyrmling.checkpoint import checkpoint_path, list_checkpoints, read_checkpoint, read_pointer
 from wyrmling.config.schema.training import EarlyStopping
-from wyrmling.errors import DivergedError
+from wyrmling.errors import CheckpointError, DivergedError
 from wyrmling.training.stopping import BestSoFar, stop_on_signals
 from wyrmling.watch.events import Callback, Control, Message, StepReport
 
@@ -178,3 +178,25 @@ def test_a_warm_start_takes_the_newest_good_checkpoint(tiny_config: Make) -> Non
     eighth = wyrmling.load_run(good.run.path, checkpoint=8).model
     for name, parameter in result.model.named_parameters():
         torch.testing.assert_close(parameter, eighth.get_parameter(name), rtol=1e-6, atol=1e-8)
+
+
+def test_weights_that_only_got_worse_are_not_the_best(tiny_config: Make) -> None:
+    """A rate far too high: every validation is above that of the first weights, and no checkpoint is called the best.
+    Where the first weights are a checkpoint (a warm start), they are.
+    """
+    wild = ("optimizer.learning_rate=1.0", "optimizer.lr_schedule=none", "optimizer.grad_clip_norm=off")
+    result = wyrmling.train(tiny_config(*wild))
+    record = read_checkpoint(checkpoint_path(result.run.checkpoints, result.step)).progress
+    assert record["validation_loss"] > record["best"]["loss"]
+    assert (record["best"]["step"], result.step) == (0, 12)
+    assert read_pointer(result.run.checkpoints, "best") is None
+    with pytest.raises(CheckpointError, match="no best checkpoint"):
+        wyrmling.load_run(result.run.path, checkpoint="best")
+    good = wyrmling.train(tiny_config())
+    assert read_pointer(good.run.checkpoints, "best") == 12
+    start = (
+        "training.launch_mode=init_from_checkpoint",
+        f'training.init_checkpoint_path="{good.run.path.as_posix()}"',
+    )
+    worse = wyrmling.train(tiny_config(*wild, *start))
+    assert (read_pointer(worse.run.checkpoints, "best"), list_checkpoints(worse.run.checkpoints)[0]) == (0, 0)

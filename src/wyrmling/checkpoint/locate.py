@@ -44,8 +44,10 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
         raise CheckpointError(f"there is no checkpoint in {root} yet; train first, or choose another run")
     if step == "best":
         chosen = _best(root, steps)
-        if chosen is None:
-            raise CheckpointError(f"{root} has no best checkpoint (no validation yet); use latest")
+        if chosen is None or (chosen == 0 and chosen not in steps):
+            raise CheckpointError(
+                f"{root} has no best checkpoint (no validation yet that is below that of the first weights); use latest"
+            )
     elif step is None or step == "latest":
         chosen = steps[-1]
     else:

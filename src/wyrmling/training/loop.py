@@ -250,12 +250,20 @@ class TrainingLoop:
         return report
 
     def _first_validation(self, told: Callable[[Evaluation], None] | None) -> None:
-        """Before the first step: a mistake in the validation shows now, and later figures have a first one."""
+        """Before the first step: a mistake in the validation shows now, and the best one later has to be lower.
+
+        Borrowed weights are a checkpoint, and the best one so far.
+        """
         if self.session.dataset.validation is None:
             return
         evaluation, seconds = self._run_validation()
-        if evaluation.complete and told is not None:
-            told(evaluation)
+        if evaluation.complete:
+            if math.isfinite(evaluation.loss):
+                self.progress.best = replace(self.progress.best, loss=evaluation.loss, step=0)
+                if 0 in list_checkpoints(self.session.run.checkpoints):
+                    write_pointer(self.session.run.checkpoints, "best", 0)
+            if told is not None:
+                told(evaluation)
         self._report_validation((evaluation, seconds), best=False)
 
     def _run_validation(self) -> tuple[Evaluation, float]:

@@ -69,6 +69,9 @@ def stop_on_signals(control: Control) -> Iterator[Interrupt]:
 class BestSoFar:
     """The best validation and how many validations have passed since one counted as an improvement.
 
+    The first weights count too, where they were validated (step 0): training that only makes them worse has no best.
+    Early stopping counts from the first validation after that.
+
     Attributes:
         loss, step: of the lowest validation loss; None before the first one.
         reference: the loss that early stopping compares with (the last that improved by `min_delta`).
