@@ -24,7 +24,12 @@ def records(tmp_path: Path, texts: list[str]) -> tuple[str, ...]:
     """A source whose records are documents."""
     file = tmp_path / "records.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    return ("dataset.type=jsonl", f'dataset.path="{file.as_posix()}"', "dataset.field=text")
+    return (
+        "dataset.type=jsonl",
+        f'dataset.path="{file.as_posix()}"',
+        "dataset.field=text",
+        'dataset.document_separator=""',
+    )
 
 
 def trained_once(config: Config, texts: list[str]) -> None:
