@@ -206,3 +206,31 @@ def test_a_slow_decay_is_exact_after_many_tokens(executor: str) -> None:
         # the sums z of RWKV-8 pass through lam itself at every level of a chunk: 1e-8 each, of 64 slopes
         tolerance = 3e-3 if name == "norm" else 1e-3
         torch.testing.assert_close(kept, -slopes * taken, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("carried", [False, True])
+@pytest.mark.parametrize("length", [1, 7])
+def test_a_loss_on_part_of_a_state_gives_both_executors_the_same_gradients(
+    memory: str, carried: bool, length: int
+) -> None:
+    """The same numbers, and none for the same weights: those that the part does not depend on."""
+    rng = torch.Generator().manual_seed(0)
+    before, tokens = (torch.randint(0, 13, (2, n), generator=rng) for n in (4, length))
+
+    def gradients(executor: str) -> dict[tuple[str, str], torch.Tensor | None]:
+        model = dragon(memory, executor, n_layer=1)
+        state = model(before)[1].detach() if carried else None
+        found = {}
+        for part in model.initial_state(1).layers[0]:
+            model.zero_grad(set_to_none=True)
+            model(tokens, state)[1].layers[0][part].square().sum().backward()
+            found.update({(part, name): p.grad for name, p in model.named_parameters()})
+        return found
+
+    found, expected = gradients("auto"), gradients("reference")
+    assert any(gradient is None for gradient in expected.values())
+    for place, gradient in expected.items():
+        assert (found[place] is None) == (gradient is None), place
+        if gradient is not None:
+            torch.testing.assert_close(found[place], gradient, rtol=1e-10, atol=1e-10)

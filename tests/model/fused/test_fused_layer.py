@@ -337,3 +337,34 @@ def test_states_of_sixty_five_thousand_tokens() -> None:
     truth = run(model, tokens, None, [])
     for name, exact in truth.gradients.items():
         assert relative(found.gradients[name], exact.double()) < 1e-5, name
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_loss_on_one_state_gives_every_executor_the_same_gradients(
+    positions: str, recompute: bool, carried: bool
+) -> None:
+    """Numbers where it depends on a weight, and none where it does not: on no gate before the second layer's state."""
+    tokens = draw_tokens(2, 23)
+    found: dict[str, list[dict[str, Tensor | None]]] = {}
+    for executor in ("fused", "dense", "composed", "naive"):
+        model = build(positions, executor="composed" if executor == "naive" else executor)
+        model.memory.executor = "naive" if executor == "naive" else model.memory.executor
+        model.layer_step.recompute = recompute
+        state = prefix_state(model, 2, 3) if carried else None
+        for index in range(3):
+            model.zero_grad(set_to_none=True)
+            _, after = model(tokens, state)
+            after.layers[index]["rho"].square().sum().backward()
+            found.setdefault(executor, []).append({name: p.grad for name, p in model.named_parameters()})
+    for index, expected in enumerate(found["naive"]):
+        assert (expected["decoder"] is None) == (expected["encoder_v"] is None) == (index == 0)
+        assert expected["lm_head"] is None
+        for executor in ("fused", "dense", "composed"):
+            for name, gradient in expected.items():
+                one = found[executor][index][name]
+                assert (one is None) == (gradient is None), (executor, index, name)
+                if gradient is not None:
+                    scale = max(1.0, float(gradient.abs().max()))
+                    assert float((one - gradient).abs().max()) / scale < 1e-10, (executor, index, name)

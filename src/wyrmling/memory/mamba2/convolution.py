@@ -48,14 +48,14 @@ class _Convolution(torch.autograd.Function):
         padded, taps, total = ctx.saved_tensors
         g_outputs, g_window = gradients
         length, kept = total.shape[1], len(taps) - 1
-        g_padded, g_taps, g_bias = torch.empty_like(padded), torch.zeros_like(taps), None
+        g_padded, g_taps, g_bias = torch.empty_like(padded), None, None
         g_padded[:, :kept] = 0
         if g_outputs is None:
             g_padded.zero_()
         else:
             g = torch.ops.aten.silu_backward(g_outputs, total)
             torch.mul(g, taps[kept], out=g_padded[:, kept:])
-            products = torch.empty_like(g)
+            products, g_taps = torch.empty_like(g), torch.empty_like(taps)
             for k in range(kept + 1):
                 shifted = slice(k, k + length)
                 if k < kept:
@@ -66,7 +66,8 @@ class _Convolution(torch.autograd.Function):
         if g_window is not None:
             g_padded[:, length:] += g_window.mT
         g_inputs = g_padded[:, kept:].to(ctx.inputs_dtype)
-        return g_inputs, g_taps.mT, g_bias if ctx.needs_input_grad[2] else None, g_padded[:, :kept].mT
+        g_weight = None if g_taps is None else g_taps.mT
+        return g_inputs, g_weight, g_bias if ctx.needs_input_grad[2] else None, g_padded[:, :kept].mT
 
 
 def causal_convolution(

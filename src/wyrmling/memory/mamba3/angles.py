@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...numerics.sums import running_sum
+from ..base import MemoryState
 
 TURN = 2 * math.pi
 
@@ -79,74 +80,42 @@ def rotate_pairs(x: Tensor, rotor: Tensor) -> Tensor:
     return turned if width == x.shape[-1] else torch.cat([turned, x[..., width:]], dim=-1)
 
 
-def _torque(gradient: Tensor | None, x: Tensor, angles: int) -> Tensor | float:
-    """tau: the derivative of <gradient, x> by the angles of the first R pairs of x [B, H, P, N]: [B, H, R], float64."""
-    if gradient is None:
-        return 0.0
-    g, x = (_exact(t[..., : 2 * angles]).unflatten(-1, (-1, 2)) for t in (gradient, x))  # [B, H, P, R, 2]
-    return (g[..., 1] * x[..., 0] - g[..., 0] * x[..., 1]).sum(2)
-
-
-class _Enter(torch.autograd.Function):
-    """A state as it is. Backwards, the angle loses tau of what comes in."""
+class _Border(torch.autograd.Function):
+    """x [B, H, P, N] as it is; `angle` [B, H, R] gets `sign` times tau of x. It takes no other part."""
 
     @staticmethod
-    def forward(ctx: Any, ssm: Tensor, key: Tensor, angle: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(ssm, key)
-        ctx.kind = angle.device, angle.dtype
-        ctx.angles = angle.shape[-1]
-        ctx.set_materialize_grads(False)
-        return ssm.view_as(ssm), key.view_as(key), angle.view_as(angle)
+    def forward(ctx: Any, x: Tensor, angle: Tensor, sign: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.angle, ctx.sign = (angle.device, angle.dtype, angle.shape[-1]), sign
+        return x.view_as(x)
 
     @staticmethod
-    @once_differentiable  # the state is saved as a constant: a second derivative must fail, not be wrong
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        g_ssm, g_key, g_angle = gradients
-        lost = _border(g_ssm, g_key, ctx.saved_tensors, ctx.angles)
-        if isinstance(lost, Tensor):
-            g_angle = (-lost if g_angle is None else _exact(g_angle) - lost).to(*ctx.kind)
-        return g_ssm, g_key, g_angle
+    @once_differentiable  # x is saved as a constant: a second derivative must fail, not be wrong
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        device, dtype, angles = ctx.angle
+        of_pairs = (t[..., : 2 * angles].unflatten(-1, (-1, 2)) for t in (gradient, *ctx.saved_tensors))
+        g, x = (_exact(t) for t in of_pairs)  # [B, H, P, R, 2]
+        turned = (g[..., 1] * x[..., 0] - g[..., 0] * x[..., 1]).sum(2)
+        return gradient, (ctx.sign * turned).to(device, dtype), None
 
 
-class _Leave(torch.autograd.Function):
-    """A state as it is. Backwards, the angle that the segment began with gets tau of what comes out."""
-
-    @staticmethod
-    def forward(ctx: Any, ssm: Tensor, key: Tensor, angle: Tensor, start: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(ssm, key)
-        ctx.kind = start.device, start.dtype
-        ctx.angles = angle.shape[-1]
-        ctx.set_materialize_grads(False)
-        return ssm.view_as(ssm), key.view_as(key), angle.view_as(angle)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        g_ssm, g_key, g_angle = gradients
-        g_start = g_angle
-        gained = _border(g_ssm, g_key, ctx.saved_tensors, ctx.angles)
-        if isinstance(gained, Tensor):
-            g_start = gained if g_angle is None else gained + _exact(g_angle)
-        return g_ssm, g_key, g_angle, None if g_start is None else g_start.to(*ctx.kind)
-
-
-def _border(
-    g_ssm: Tensor | None, g_key: Tensor | None, state: tuple[Tensor, ...], angles: int
-) -> Tensor | float:
-    """tau of a state: ssm [B, H, P, N] and the last key [B, H, N]."""
-    ssm, key = state
-    of_key = _torque(None if g_key is None else g_key[:, :, None], key[:, :, None], angles)
-    return _torque(g_ssm, ssm, angles) + of_key
-
-
-def enter(ssm: Tensor, key: Tensor, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The state before a segment as its tokens take it: ssm [B, H, P, N], key [B, H, N], angle [B, H, R].
+def enter(state: MemoryState) -> MemoryState:
+    """The state before a segment: its angle in float64, and the gradients of that as the module's text has them.
 
     The tokens' own angles begin at the angle without its graph.
     """
-    return _Enter.apply(ssm, key, angle)
+    angle = state["angle"]
+    angle = angle if angle.device.type == "mps" else angle.double()
+    return {**state, "angle": angle, **_bordered(state, angle, -1)}
 
 
-def leave(ssm: Tensor, key: Tensor, angle: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def leave(state: MemoryState, start: Tensor | None) -> MemoryState:
     """The state after a segment, to be handed on. `start`: the angle that `enter` gave; None is a constant 0."""
-    return (ssm, key, angle) if start is None else _Leave.apply(ssm, key, angle, start)
+    if start is None:
+        return state
+    return {**state, "angle": state["angle"] + (start - start.detach()), **_bordered(state, start, 1)}
+
+
+def _bordered(state: MemoryState, angle: Tensor, sign: int) -> MemoryState:
+    key = _Border.apply(state["key"][:, :, None], angle, sign)[:, :, 0]
+    return {"ssm": _Border.apply(state["ssm"], angle, sign), "key": key}

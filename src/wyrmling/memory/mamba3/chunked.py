@@ -61,10 +61,8 @@ def _segment(
 ) -> tuple[Tensor, MemoryState | None]:
     """`mamba3` of some chunks; the angles' gradients end at its borders (see `angles`)."""
     log_decay, step, blend, spin, values, keys, queries = tokens
-    start, first = state or {}, None
-    if state is not None:
-        ssm, key, first = enter(state["ssm"], state["key"], state["angle"])
-        start = {**state, "ssm": ssm, "key": key}
+    start = {} if state is None else enter(state)
+    first = start.get("angle")
     own, ahead = step * blend, step * (1 - blend)
     decay = torch.exp(log_decay)
     angle = accumulate(None if first is None else first.detach(), step, spin)
@@ -90,8 +88,7 @@ def _segment(
     angle, key, value = (x[:, :, -1].clone() for x in (angle, keys, values))
     memory = decay[..., -1, None, None] * found
     memory = memory + (own[..., -1, None] * value)[..., None] * key[..., None, :]
-    memory, key, angle = leave(memory, key, angle, first)
-    return reads, {"ssm": memory, "angle": angle, "key": key, "value": value}
+    return reads, leave({"ssm": memory, "angle": angle, "key": key, "value": value}, first)
 
 
 def single_token(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
@@ -99,14 +96,15 @@ def single_token(tokens: Tokens, skip: Tensor, state: MemoryState) -> tuple[Tens
     log_decay, step, blend, spin, values, keys, queries = tokens
     log_decay = log_decay[..., None]  # [B, H, 1, 1], as every number of a token below
     step, blend = step[..., None], blend[..., None]
-    ssm, key, first = enter(state["ssm"], state["key"], state["angle"])
-    angle = accumulate(first.detach(), tokens.step, spin).to(step.dtype)
-    rotor = rotors(angle)
+    start = enter(state)
+    angle = accumulate(start["angle"].detach(), tokens.step, spin)
+    rotor = rotors(angle.to(step.dtype))
     keys, queries = rotate_pairs(keys, rotor), rotate_pairs(queries, rotor)
-    before = torch.exp(log_decay) * step * (1 - blend) * key[:, :, None]
+    before = torch.exp(log_decay) * step * (1 - blend) * start["key"][:, :, None]
     written = torch.cat([before, step * blend * keys], dim=2)  # [B, H, 2, N]
     ends = torch.cat([state["value"][:, :, None], values], dim=2)  # [B, H, 2, P]
-    memory = decayed(ssm, log_decay) + ends.mT @ written
+    memory = decayed(start["ssm"], log_decay) + ends.mT @ written
     read = queries @ memory.mT + skip[:, None, None] * values
-    memory, key, angle = leave(memory, keys[:, :, 0], angle[:, :, 0], first)
-    return read, {"ssm": memory, "angle": angle, "key": key, "value": ends[:, :, 1]}
+    final = {"ssm": memory, "angle": angle[:, :, 0], "key": keys[:, :, 0], "value": ends[:, :, 1]}
+    final = leave(final, start["angle"])
+    return read, {**final, "angle": final["angle"].to(step.dtype)}

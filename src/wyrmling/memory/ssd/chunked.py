@@ -124,6 +124,7 @@ class _Segment(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         log_decay, x, b, c, before = ctx.saved_tensors
         g, g_final = gradients
+        unread = g is None  # a state alone depends on no query
         g = torch.zeros_like(x) if g is None else g.contiguous()
         with torch.autocast(x.device.type, enabled=False):
             groups = b.shape[1]
@@ -145,7 +146,7 @@ class _Segment(torch.autograd.Function):
                 g_b += _sum_of_heads(w, groups)
                 across += _sum_from(_heads_of(c, u).sum(-1)) + _sum_before(_heads_of(b, w).sum(-1))
                 across += (gamma * before).sum((-2, -1))[..., None] * decays.whole[..., 0]
-        return across, g_x, g_b, g_c, g_state if ctx.from_state else None, None
+        return across, g_x, g_b, None if unread else g_c, g_state if ctx.from_state else None, None
 
 
 def _sum_from(x: Tensor) -> Tensor:

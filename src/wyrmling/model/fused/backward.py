@@ -50,7 +50,7 @@ def run_backward(
     hidden: Tensor,
     rho: Tensor | None,
     kept: Kept,
-    g_delta: Tensor,
+    g_delta: Tensor | None,
     g_final: Tensor | None,
     *,
     want_rho: bool,
@@ -65,7 +65,10 @@ def run_backward(
         None if rho is None or not want_rho else torch.empty_like(rho, dtype=call.shared.sums),
         [None for _ in call.norm.parameters()],
     )
-    weights = None if call.shared.token is None else call.shared.gradients(call.neurons)
+    gated = g_delta is not None
+    weights = None if call.shared.token is None else call.shared.gradients(call.neurons, gated=gated)
+    if g_delta is None:
+        g_delta = torch.zeros_like(hidden)
     run = _Pass(call, kept, weights, found)
     for group, rows in enumerate(call.row_groups(batch)):
         before = StatesBefore(call, hidden, rows, call.state_in(rho, rows), kept.states[group], chunks)

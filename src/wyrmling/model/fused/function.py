@@ -47,8 +47,6 @@ class FusedLayer(torch.autograd.Function):
     def backward(ctx: Any, g_delta: Tensor | None, g_final: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, rho, *tensors = ctx.saved_tensors
         kept = Kept(**_fetched(ctx.kept, tensors))
-        if g_delta is None:
-            g_delta = torch.zeros_like(hidden)
         with torch.autocast("cpu", enabled=False):
             found = run_backward(
                 ctx.call, hidden, rho, kept, g_delta, g_final, want_rho=bool(ctx.needs_input_grad[2])

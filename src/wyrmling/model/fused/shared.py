@@ -53,25 +53,39 @@ class GradientSums:
         self._neurons, self._dtype, self._split = neurons, dtype, split
         self._sums: dict[int, Matrices] = {}
         self._backward_pass: int | None = None
+        self._gated = (
+            False  # whether anything depends on what a layer hands on, and so on encoder_v and decoder
+        )
 
-    def of(self, neurons: int, weights: Matrices) -> Matrices:
-        """The sums of layers with this many neurons per head, shaped as their weights."""
+    def of(self, neurons: int, weights: Matrices, *, gated: bool) -> Matrices:
+        """The sums of layers with this many neurons per head, shaped as their weights.
+
+        Args:
+            gated: False where only the layer's state matters, which its gate and decoder have no part in.
+        """
         current = torch._C._current_graph_task_id()
         if current != self._backward_pass:  # left by a pass that did not ask for the weights' gradients
-            self._sums, self._backward_pass = {}, current
+            self._sums, self._backward_pass, self._gated = {}, current, False
+        self._gated = self._gated or gated
         if neurons not in self._sums:
             self._sums[neurons] = Matrices(*(torch.zeros_like(w, dtype=self._dtype) for w in weights))
         return self._sums[neurons]
 
     def take(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The sums over all layers in the natural order of neurons, which are then forgotten."""
+        """The sums over all layers in the natural order of neurons, which are then forgotten.
+
+        None is no gradient, as autograd has it: a loss on the first layer's state alone does not depend on its gate.
+        """
         current = torch._C._current_graph_task_id()
         sums, self._sums = self._sums, {}
         if self._backward_pass != current or not sums:
             return None, None, None
         widest = sorted(sums, reverse=True)
+        encoder = self._total([sums[n].encoder for n in widest], -1)
+        if not self._gated:
+            return encoder, None, None
         return (
-            self._total([sums[n].encoder for n in widest], -1),
+            encoder,
             self._total([sums[n].encoder_v for n in widest], -1),
             self._total([sums[n].decoder for n in widest], 1),
         )
@@ -157,9 +171,9 @@ class SharedWeights:
         cast = weight.to(self.compute)
         return (split_pairs(cast, dim) if self.split else cast).contiguous()
 
-    def gradients(self, neurons: int) -> Matrices:
+    def gradients(self, neurons: int, *, gated: bool) -> Matrices:
         """Where the present backward pass sums the gradients of layers with this many neurons per head."""
-        return self._gradients.of(neurons, self.matrices(neurons))
+        return self._gradients.of(neurons, self.matrices(neurons), gated=gated)
 
 
 class GradientGate(torch.autograd.Function):
