@@ -125,6 +125,16 @@ def test_max_records_counts_over_all_files_and_per_split(tmp_path: Path) -> None
     assert open_validation_source(table(tmp_path), cache_dir=tmp_path) is None
 
 
+def test_a_validation_table_of_its_own_reads_its_validation_files(tmp_path: Path) -> None:
+    names = [write_rows(tmp_path, "jsonl", [{"text": name}], name) for name in ("train", "valid")]
+    own = table(tmp_path, train_files=names[0], validation_files=names[1])
+    for keys in (own, table(tmp_path, validation=own), SimpleNamespace(type="jsonl", validation=own)):
+        validation = open_validation_source(keys, cache_dir=tmp_path)
+        assert validation is not None
+        assert documents(validation) == [b"valid\n"]
+    assert documents(opened(own)) == [b"train\n"]
+
+
 def test_settings_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     write_rows(tmp_path, "jsonl", ROWS)
     for keys, words in [

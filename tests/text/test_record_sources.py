@@ -155,6 +155,8 @@ def test_a_list_of_ids_is_tokens_where_that_is_asked_for(tmp_path: Path) -> None
         '[{"text": "a"}, {"text": "b"}]',
         '\ufeff\n [\r\n  {\r\n    "text": "a"\r\n  },\r\n  {"text": "b"},\r\n]\r\n',
         '{"text": "a"}{"text": "b"}',
+        '{"text": "a"}\n\ufeff{"text": "b"}\n',
+        '\x1e{"text": "a"}\n\x1e{"text": "b"}\n',
         '{"text": "a"} {"text": "b"}\r\n\r\n',
         '[{"n": [[1], "]"], "text": "a"},\n{"text": "b"}\n]\n\n',
         '{\n  "text": "a"\n}\n{\n  "text": "b"\n}',

@@ -227,11 +227,11 @@ class HuggingFaceSource(TableKeys, SequenceKeys):
     format: Literal["jsonl", "text", "parquet", "csv"] = Field(
         default="jsonl", description="Format of the files."
     )
-    train_files: Texts = Field(
+    train_files: Text | Texts = Field(
         default=("train.jsonl",),
         description="Files to train on, or patterns (`data/*.jsonl`, `**/*.parquet`).",
     )
-    validation_files: Texts = Field(default=(), description="Files to validate on, or patterns.")
+    validation_files: Text | Texts = Field(default=(), description="Files to validate on, or patterns.")
     field: Text | None = Field(
         default=None, description="The field that holds the text, instead of text_fields."
     )

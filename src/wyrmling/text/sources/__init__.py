@@ -64,11 +64,11 @@ def open_validation_source(config: Any, *, cache_dir: Path, separator: bytes = b
     Raises:
         ConfigError, DataError, StorageError: as `open_source`.
     """
-    table = getattr(config, "validation", None)
-    if table is not None:
+    table = getattr(config, "validation", None) or config
+    if table.type == "hugging_face" and table.validation_files:
+        source = open_hugging_face(table, cache_dir=cache_dir, validation=True)
+    elif table is not config:
         source = _open(table, cache_dir, getattr(config, "tokenizer", None))
-    elif config.type == "hugging_face" and config.validation_files:
-        source = open_hugging_face(config, cache_dir=cache_dir, validation=True)
     else:
         return None
     source.separator = separator

@@ -76,7 +76,7 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
 
 # Marks that a text may begin with by accident: they count only where what follows is no text.
 _WEAK_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
-    (0, b"PAR1", "a parquet file", 'dataset.type = "parquet" reads it'),
+    (0, b"PAR1", "a parquet file", 'dataset.type = "parquet" reads it (dataset.format on the hub)'),
     (0, b"FEA1", "a Feather file", "convert it to parquet or JSON lines"),
     (0, b"\xff\xff\xff\xff", "an Arrow stream or other binary data", "convert it to parquet or JSON lines"),
     (0, b"ORC", "an ORC file", "convert it to parquet or JSON lines"),

@@ -41,7 +41,8 @@ def open_hugging_face(config: HuggingFaceSource, *, cache_dir: Path, validation:
         DataError: a file cannot be had.
     """
     key = "validation_files" if validation else "train_files"
-    names = list(config.validation_files if validation else config.train_files)
+    given = config.validation_files if validation else config.train_files
+    names = [given] if isinstance(given, str) else list(given)
     if not names:
         raise ConfigError(f"dataset.{key}: no file is named")
     render = rendering(config)

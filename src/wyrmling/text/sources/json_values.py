@@ -26,7 +26,8 @@ _KINDS = {
     bool: "a boolean",
     type(None): "null",
 }
-_WHITE = re.compile(r"[ \t\r\n]*")
+_WHITE = re.compile("[ \\t\\r\\n\ufeff\x1e]*")
+"""What may stand between values: also the marks that joined files and JSON text sequences hold."""
 
 
 def json_records() -> Reader:
