@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,6 +54,7 @@ def test_a_saved_tokenizer_comes_back_the_same(tmp_path: Path, name: str) -> Non
     assert type(loaded) is type(tokenizer)
     assert loaded.fingerprint() == tokenizer.fingerprint() == MAKERS[name]().fingerprint()
     assert loaded.to_json() == tokenizer.to_json() == json.loads(path.read_bytes())
+    assert pickle.loads(pickle.dumps(tokenizer)).to_json() == tokenizer.to_json()
     assert differences(loaded, tokenizer) is None
     assert loaded.vocab_size == tokenizer.vocab_size == len(loaded.tokens())
     if not isinstance(tokenizer, PretokenizedTokenizer):

@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vocabulary_kinds import BYTES, CORPUS, KINDS, library_of, ours_of
+from wyrmling.data.dataset import Dataset
 from wyrmling.errors import ConfigError, DataError
 from wyrmling.text.tokenizers import BpeTokenizer, Tokenizer
 from wyrmling.text.tokenizers.byte_level import byte_alphabet
@@ -145,6 +146,16 @@ def test_the_unknown_token_is_known_of_every_model(kind: str, name: str) -> None
     ids = tokenizer.encode("the ฿ low")
     assert tokenizer.unk_id in ids
     assert tokenizer.byte_lengths()[tokenizer.unk_id] == -1
+
+
+def test_a_byte_level_vocabulary_that_never_uses_its_unknown_token_counts_none(tmp_path: Path) -> None:
+    """Often one token is unknown, begin and end at once."""
+    document = json.loads(saved(tmp_path, end="<|endoftext|>").read_bytes())
+    document["model"]["unk_token"] = "<|endoftext|>"
+    tokenizer = BpeTokenizer(document)
+    assert tokenizer.unk_id == tokenizer.eos_id == 0
+    assert tokenizer.byte_lengths().tolist() == [0] + [1] * 256
+    assert Dataset.from_texts(["a", "b"], tokenizer=tokenizer).train.store.header["unknown"] == 0
 
 
 def test_a_fallback_without_all_bytes_loses_nothing_in_silence() -> None:

@@ -45,7 +45,7 @@ class Encoder:
     Attributes:
         count, documents, empty: tokens, documents with tokens, documents without.
         text_bytes: bytes of text, before `normalize`; `has_ids` tells that some of the data came as ids.
-        unknown: tokens equal to the tokenizer's unk_id.
+        unknown: tokens equal to the tokenizer's unk_id, an end of text that was added aside.
     """
 
     def __init__(self, tokenizer: Tokenizer, sink: TokenSink, *, ready: bool = False) -> None:
@@ -101,14 +101,16 @@ class Encoder:
             self._kind, self.has_ids = b"ids", True
         self._hash.update(raw)
         self._document_bytes += len(raw)
+        if (
+            self._tokenizer.unk_id is not None
+        ):  # some vocabularies have one token for this and the end of text
+            self.unknown += int(np.count_nonzero(ids == self._tokenizer.unk_id))
         self._put(ids)
         return size
 
     def _put(self, ids: npt.NDArray[np.int64]) -> None:
         if not len(ids):
             return
-        if self._tokenizer.unk_id is not None:
-            self.unknown += int(np.count_nonzero(ids == self._tokenizer.unk_id))
         self._sink.tokens(ids)
         self.count += len(ids)
         self._last = int(ids[-1])

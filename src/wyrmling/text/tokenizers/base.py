@@ -176,7 +176,7 @@ def read_text(text: bytes | str | np.ndarray, kind: str, *, origin: str, offset:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{origin}: invalid UTF-8 at byte offset {offset + error.start} (0x{text[error.start]:02x}); "
-            'correct it, set dataset.invalid_utf8 = "replace", or use the byte tokenizer'
+            'correct it; in the texts of a run, dataset.invalid_utf8 = "replace" or the byte tokenizer takes it'
         ) from None
 
 

@@ -284,12 +284,12 @@ class BpeTokenizer(Tokenizer):
         return parts, next((token for token in usual if self._decode([token]).strip()), None)
 
     def byte_lengths(self) -> np.ndarray:
-        """Known where the vocabulary is byte-level and adds or removes nothing; never of an unknown id."""
+        """Known where the vocabulary is byte-level and adds or removes nothing; never of an unknown id in use."""
         lengths = np.full(self.vocab_size, -1, dtype=np.int64)
         if self._byte_level is not None and self._byte_level.exact:
             lengths = np.array([len(text) for text in self._byte_level.texts], dtype=np.int64)
         lengths[list(self.special)] = 0
-        if self.unk_id is not None:
+        if self.unk_id is not None and (self._byte_level is None or self._byte_level.missing):
             lengths[self.unk_id] = -1
         return lengths
 

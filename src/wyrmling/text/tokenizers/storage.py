@@ -142,4 +142,7 @@ def _read_json(path: Path) -> Any:
         return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"{shown(path)}: damaged tokenizer file (not JSON: {reason})") from error
+        raise DataError(
+            f"{shown(path)}: a damaged tokenizer file, or none (not JSON: {reason}); from a sentencepiece model or a "
+            "vocab.txt, save_pretrained of transformers makes a tokenizer.json"
+        ) from error
