@@ -95,9 +95,11 @@ def _hub_files(
     notes: list[str] = []
     if any(glob.has_magic(name) for name in names):
         listing, answered = _listing(hub, config, cache, token)
-        names = [file for name in names for file in _matching(name, listing, key, config.repo_id)]
+        where = f"dataset {shown(config.repo_id)}"
         if not answered:
+            where += " in the cache, as the hub did not answer,"
             notes.append("the hub did not answer; patterns were matched against what is in the cache")
+        names = [file for name in names for file in _matching(name, listing, f"{key}: no file of {where}")]
     repeated = len(names) - len(set(names))
     if repeated:
         notes.append(f"{repeated} files named more than once in {key} are read once")
@@ -109,7 +111,7 @@ def _hub_files(
         if from_cache:
             cached.append(shown_name)
     if cached:
-        notes.append(f"the hub did not answer; taken from the cache: {', '.join(cached)}")
+        notes.append(f"the hub did not answer; taken from the cache: {listed(cached)}")
     return files, notes
 
 
@@ -130,16 +132,18 @@ def _listing(hub: Any, config: Any, cache: Path, token: str | None) -> tuple[lis
         ) from refused
 
 
-def _matching(name: str, listing: Sequence[str], key: str, repo_id: str) -> list[str]:
-    """The files that a name or a pattern stands for, sorted; `*` ends at a `/`, `**` does not, as in `glob`."""
+def _matching(name: str, listing: Sequence[str], nothing: str) -> list[str]:
+    """The files that a name or a pattern stands for, sorted; `*` ends at a `/`, `**` does not, as in `glob`.
+
+    Raises:
+        DataError: `nothing` matches.
+    """
     if not glob.has_magic(name) or name in listing:
         return [name]
     found = sorted(file for file in listing if _fits(file.split("/"), name.split("/")))
     if not found:
-        raise DataError(
-            f"{key}: no file of dataset {shown(repo_id)} matches {shown(name)} "
-            f"(there is: {listed([shown(file) for file in sorted(listing)]) or 'nothing'})"
-        )
+        names = listed([shown(file) for file in sorted(listing)]) or "nothing"
+        raise DataError(f"{nothing} matches {shown(name)} (there is: {names})")
     return found
 
 
