@@ -272,6 +272,26 @@ def test_special_tokens_that_cannot_be_are_refused_in_one_line(tmp_path: Path) -
         BpeTokenizer(broken)
 
 
+@every_kind
+@settings(max_examples=25)
+@given(st.data())
+def test_a_file_with_anything_changed_is_read_or_refused_in_one_line(kind: str, data: st.DataObject) -> None:
+    document = json.loads(library_of(kind).to_str())
+    table = data.draw(st.sampled_from([document, document["model"], document["decoder"] or document]))
+    place = data.draw(
+        st.sampled_from([table, *[part for part in table.values() if isinstance(part, list) and part]])
+    )
+    key = data.draw(st.sampled_from(range(len(place)) if isinstance(place, list) else list(place)))
+    place[key] = data.draw(st.sampled_from([None, 5, -1, "x", True, [], {}, [5], [["a"]], {"a": "b"}]))
+    refusal = ""
+    try:
+        tokenizer = BpeTokenizer(document)
+        tokenizer.decode(range(tokenizer.vocab_size))
+    except DataError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+
+
 def test_ids_without_a_token_stand_for_nothing() -> None:
     library = Library(models.WordLevel({"a": 0, "b": 4, "[UNK]": 2}, unk_token="[UNK]"))
     library.decoder = decoders.Metaspace()

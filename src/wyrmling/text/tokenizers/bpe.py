@@ -133,17 +133,19 @@ class BpeTokenizer(Tokenizer):
         """The library's tokenizer, to which the special tokens are special, whatever the file says of them."""
         model = dict(self._specification["model"])
         special = {token["content"] for token in self._added_tokens() if token["id"] in self.special}
-        renamed = _unreadable(model, special)
-        added = [
-            {**token, "special": True, "content": renamed.get(token["content"], token["content"])}
-            if token["content"] in special
-            else token
-            for token in self._added_tokens()
-        ]
-        document = {**self._specification, "model": model, "added_tokens": added}
         try:
+            renamed = _unreadable(model, special)
+            added = [
+                {**token, "special": True, "content": renamed.get(token["content"], token["content"])}
+                if token["content"] in special
+                else token
+                for token in self._added_tokens()
+            ]
+            document = {**self._specification, "model": model, "added_tokens": added}
             backend = tokenizers.Tokenizer.from_str(json.dumps(document))
-        except Exception as error:  # the library raises plain Exception
+        except (
+            Exception
+        ) as error:  # the library raises plain Exception; what it would not read may be anything
             reason = " ".join(str(error).split())
             raise DataError(f"not a tokenizer.json that can be read ({reason})") from error
         backend.encode_special_tokens = True
@@ -326,6 +328,12 @@ def _made_deterministic(specification: Mapping[str, Any]) -> dict[str, Any]:
     """The document without truncation, padding and random dropping of merges."""
     if not isinstance(specification, Mapping) or not isinstance(specification.get("model"), Mapping):
         raise DataError('not a tokenizer.json (it has no "model")')
+    added = specification.get("added_tokens") or []
+    if not isinstance(added, list) or not all(
+        isinstance(token, Mapping) and isinstance(token.get("content"), str) and type(token.get("id")) is int
+        for token in added
+    ):
+        raise DataError("not a tokenizer.json that can be read (an added token has no content or no id)")
     document: dict[str, Any] = copy.deepcopy(dict(specification))
     document["truncation"] = document["padding"] = None
     if document["model"].get("dropout") is not None:

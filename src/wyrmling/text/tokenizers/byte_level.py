@@ -87,7 +87,7 @@ def parts_of_characters(specification: Mapping[str, Any], names: Sequence[str]) 
     """Ids of a `tokenizer.json` that stand for bytes which are no whole characters, with these bytes: tokens of a byte
     fallback (`<0xE4>`), or of a byte-level decoder among others.
     """
-    kinds = {part.get("type") for part in _components(specification.get("decoder"), "decoders")}
+    kinds = {str(part.get("type")) for part in _components(specification.get("decoder"), "decoders")}
     alphabet = byte_alphabet()
     found: dict[int, bytes] = {}
     for token, name in enumerate(names):
@@ -103,7 +103,7 @@ def parts_of_characters(specification: Mapping[str, Any], names: Sequence[str]) 
 
 def _components(part: Any, key: str) -> list[dict[str, Any]]:
     """A component of a `tokenizer.json`, a sequence of them taken apart."""
-    if not part:
+    if not isinstance(part, dict):
         return []
     if part.get("type") == "Sequence":
         return [inner for member in part.get(key) or [] for inner in _components(member, key)]
