@@ -18,6 +18,10 @@ class FakePiece:
     starts_document: bool
     origin: str
     offset: int
+    borders: tuple[int, ...] = ()
+
+    def alone(self) -> Iterator[FakePiece]:
+        yield self
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,9 @@ class FakeTokenizer:
             return text.astype(np.int64)
         data = text.encode() if isinstance(text, str) else text
         return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
+
+    def encode_all(self, texts: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.encode(texts), np.diff(ends, prepend=0)
 
     def byte_lengths(self) -> np.ndarray:
         return np.ones(self.vocab_size, dtype=np.int64)

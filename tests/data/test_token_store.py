@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import random
 import signal
@@ -30,6 +31,7 @@ from wyrmling.data.format import (
 )
 from wyrmling.data.store import Split, TokenStore, build_store, open_store, store_in_memory
 from wyrmling.errors import DataError, StorageError
+from wyrmling.text.sources import Piece
 from wyrmling.text.tokenizers import ByteTokenizer, PretokenizedTokenizer
 
 DOCUMENTS = st.lists(st.binary(max_size=30), min_size=1, max_size=8)
@@ -129,7 +131,7 @@ def test_an_id_outside_the_vocabulary_is_named_with_file_and_position(tmp_path: 
     ids[13] = bad
     source = FakeSource([ids], cut=5, name="data/ids.npy")
     with pytest.raises(
-        DataError, match=rf"data/ids\.npy: token id {bad} at position 13 .*vocab_size"
+        DataError, match=rf"data/ids\.npy: token id {bad} at position 13 .*outside the vocabulary of 300"
     ) as caught:
         build_store(tmp_path / "a.tokens", source, PretokenizedTokenizer(300))
     assert "\n" not in str(caught.value)
@@ -141,11 +143,59 @@ def test_ids_are_no_food_for_a_tokenizer_of_text(tmp_path: Path) -> None:
         build_store(tmp_path / "a", FakeSource([np.arange(9)], name="ids.npy"), ByteTokenizer())
 
 
-def test_eos_is_not_doubled_after_ids_that_end_with_it() -> None:
+@given(DOCUMENTS, st.booleans(), st.integers(0, 3))
+def test_documents_that_come_many_in_a_piece_are_those_that_come_alone(
+    documents: list[bytes], has_eos: bool, inside: int
+) -> None:
+    """Tokens, starts, fingerprint and counts; also where the first and last document reach beyond the piece. The
+    fingerprint is what the class says, for files of tokens and runs that were made before.
+    """
+    documents = [b"first", *filter(None, documents)]
+    borders = np.cumsum([len(document) for document in documents])
+    whole = b"".join(documents)
+    cut = inside if inside < len(documents[-1]) else 0
+    pieces = [
+        Piece(whole[:2], True, "a", 0),
+        Piece(whole[2 : len(whole) - cut], False, "a", 2, borders[:-1] - 2),
+        *([Piece(whole[-cut:], False, "a", len(whole) - cut)] if cut else []),
+    ]
+    tokenizer = FakeTokenizer(257, eos_id=256 if has_eos else None)
+    together = store_in_memory(iter(pieces), tokenizer)
+    alone = store_in_memory(FakeSource(documents).pieces(), tokenizer)
+    assert documents_of(together) == documents_of(alone)
+    assert together.header == alone.header
+    assert b"".join(part.data for piece in pieces for part in piece.alone()) == whole
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document + b"text" + len(document).to_bytes(8, "little"))
+    assert together.header["fingerprint_text"] == digest.hexdigest()
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=20), min_size=1, max_size=4), st.integers(1, 9)
+)
+def test_an_end_of_text_ends_a_document_wherever_ids_are_cut(files: list[list[int]], cut: int) -> None:
+    """4 is the end: what a file holds is split after each, and a file ends with one, given or added."""
+    expected = []
+    for file in files:
+        document: list[int] = []
+        for token in [*file, *([4] if file[-1] != 4 else [])]:
+            document.append(token)
+            if token == 4:
+                expected.append(document)
+                document = []
+    source = FakeSource([np.array(file) for file in files], cut=cut)
+    assert documents_of(store_in_memory(source.pieces(), FakeTokenizer(5, eos_id=4))) == expected
+    glued = documents_of(store_in_memory(source.pieces(), FakeTokenizer(5)))
+    assert glued == files
+
+
+def test_ids_hold_as_many_documents_as_ends_of_text() -> None:
+    """However they are cut into pieces; an end that is missing at the end of a source's document is added."""
     store = store_in_memory(
         FakeSource([np.array([5, 9]), np.array([9]), np.array([9, 5])]).pieces(), FakeTokenizer(10, eos_id=9)
     )
-    assert documents_of(store) == [[5, 9], [9], [9, 5, 9]]
+    assert documents_of(store) == [[5, 9], [9], [9], [5, 9]]
 
 
 @pytest.mark.parametrize("documents", [[], [b""], [b"", b""]])

@@ -12,7 +12,13 @@ from text_helpers import refused, text_pieces
 
 from wyrmling.errors import ConfigError, DataError
 from wyrmling.text.sources import Piece
-from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer, Tokenizer
+from wyrmling.text.tokenizers import (
+    BpeTokenizer,
+    ByteTokenizer,
+    CharTokenizer,
+    PretokenizedTokenizer,
+    Tokenizer,
+)
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\ufe0f"
 LOOKALIKES = ["\ufeff", "\r", "\u2019", "e\u0301", "\u00e9", FAMILY, "\0", "\u2028", "'"]
@@ -202,3 +208,29 @@ def test_ready_ids_know_their_special_ids_and_their_range() -> None:
 def test_text_tokenizers_refuse_ready_ids(tokenizer: Tokenizer) -> None:
     with refused("ids.npy", "pretokenized", kind=DataError):
         tokenizer.encode(np.array([1, 2]), origin="ids.npy")
+
+
+@given(
+    st.lists(st.text("ab é漢\r\n", max_size=6), min_size=1, max_size=8),
+    st.sampled_from([(), ("newlines",), ("nfc",)]),
+)
+def test_many_texts_at_once_are_those_one_by_one(texts: list[str], steps: tuple[str, ...]) -> None:
+    """Also where a text is empty, or what is normalized could reach over its end."""
+    data = [text.encode() for text in texts]
+    ends = np.cumsum([len(text) for text in data])
+    for tokenizer in (
+        ByteTokenizer(normalize=steps),
+        CharTokenizer("ab é漢\n\r", normalize=steps),
+        CharTokenizer("ab", normalize=steps),
+        BpeTokenizer.train(text_pieces(*texts, "a"), 258, normalize=steps),
+    ):
+        ids, lengths = tokenizer.encode_all(b"".join(data), ends)
+        alone = [tokenizer.encode(text) for text in data]
+        assert lengths.tolist() == [len(part) for part in alone]
+        assert ids.tolist() == [token for part in alone for token in part]
+
+
+def test_half_a_character_at_the_end_of_a_text_is_not_made_whole_by_the_next() -> None:
+    """Together they would be valid."""
+    with pytest.raises(DataError, match="invalid UTF-8"):
+        CharTokenizer("aé").encode_all(b"a\xc3\xa9", np.array([2, 3]))

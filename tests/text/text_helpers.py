@@ -44,7 +44,7 @@ def opened(table: SimpleNamespace, cache: Path = Path("unused")) -> Source:
 def documents(source: Source) -> list[Any]:
     """The documents of one pass, put together from their pieces."""
     found: list[Any] = []
-    for piece in source.pieces():
+    for piece in pieces_alone(source):
         if piece.starts_document:
             found.append(piece.data)
         elif isinstance(piece.data, bytes):
@@ -52,6 +52,11 @@ def documents(source: Source) -> list[Any]:
         else:
             found[-1] = [*found[-1], *piece.data]
     return found
+
+
+def pieces_alone(source: Source) -> list[Piece]:
+    """The pieces of one pass, of a single document each."""
+    return [part for piece in source.pieces() for part in piece.alone()]
 
 
 def text_pieces(*texts: bytes | str) -> Callable[[], Iterator[Piece]]:

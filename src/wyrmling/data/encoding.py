@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,14 @@ from ..text.sources import Piece
 from ..text.tokenizers import Tokenizer
 from .format import token_dtype
 
+Ids = npt.NDArray[np.int64]
+
 Progress = Callable[[int, int | None], None]
 """Told of the bytes read so far and of all bytes there are (None when that is not known)."""
+
+
+_AT_ONCE = 1 << 18
+"""Bytes of text, or ids, that are encoded at once: enough that what a call costs is little."""
 
 
 class TokenSink(Protocol):
@@ -25,16 +32,17 @@ class TokenSink(Protocol):
         """The next tokens, checked."""
         ...
 
-    def document(self, start: int) -> None:
-        """The index of the first token of a document that turned out not to be empty."""
+    def documents(self, starts: npt.NDArray[np.int64]) -> None:
+        """The indices of the first tokens of documents that turned out not to be empty."""
         ...
 
 
 class Encoder:
-    """Encodes documents that arrive in pieces.
+    """Encodes documents that arrive in pieces, many short ones at once.
 
-    EOS follows every document when the tokenizer has one, unless the document already ends with it (token
-    ids often come so). Documents without a token are left out and counted.
+    EOS follows every document when the tokenizer has one, unless the document already ends with it. Token ids often
+    come with it: each EOS among them ends a document, so a file of ids holds as many as it has ends of text. Documents
+    without a token are left out and counted.
 
     The fingerprint hashes, for every document, its bytes (ids as little-endian int64), its kind and its
     length in bytes: it depends on documents and their borders, never on how they were cut into pieces.
@@ -54,9 +62,10 @@ class Encoder:
         self._sink = sink
         self._id_bytes = token_dtype(tokenizer.vocab_size).itemsize
         self._hash = hashlib.sha256()
+        self._waiting: list[Piece] = []
+        self._waiting_items = 0
         self._open = False
-        self._document_start = 0
-        self._document_bytes = 0
+        self._open_start = self._open_tokens = self._open_bytes = 0
         self._last = -1
         self._kind = b""
         self.count = 0
@@ -73,63 +82,133 @@ class Encoder:
             DataError: text or ids that the tokenizer refuses; names their place.
         """
         for piece in pieces:
-            if piece.starts_document:
-                self._end_document()
-            self._open = True
-            yield self._take(piece)
-        self._end_document()
+            if self._waiting and isinstance(self._waiting[0].data, bytes) != isinstance(piece.data, bytes):
+                self._encode_waiting()
+            self._waiting.append(piece)
+            self._waiting_items += len(piece.data)
+            if self._waiting_items >= _AT_ONCE:
+                self._encode_waiting()
+            yield len(piece.data) * (1 if isinstance(piece.data, bytes) else self._id_bytes)
+        self._encode_waiting()
+        nothing = np.zeros(1, dtype=np.int64)  # but the end of the last document
+        self._add(nothing[:0], b"", nothing, nothing, np.ones(1, dtype=np.bool_), b"")
 
     def fingerprint(self) -> str:
         """SHA-256 over the documents encoded so far, hexadecimal."""
         return self._hash.hexdigest()
 
-    def _take(self, piece: Piece) -> int:
-        if isinstance(piece.data, np.ndarray) and self._ready:
-            ids = piece.data
-        else:
-            ids = self._tokenizer.encode(piece.data, origin=piece.origin, offset=piece.offset)
+    def _encode_waiting(self) -> None:
+        """Encode the pieces that wait: what one holds of one document is one text to the tokenizer."""
+        waiting, self._waiting, self._waiting_items = self._waiting, [], 0
+        if not waiting:
+            return
+        sizes, parts = np.array([(len(piece.data), 1 + len(piece.borders)) for piece in waiting]).T
+        begins = np.cumsum(sizes) - sizes
+        further = [
+            piece.borders + begin for piece, begin in zip(waiting, begins, strict=True) if len(piece.borders)
+        ]
+        ends = np.sort(np.concatenate([begins + sizes, *further]))
+        starts = np.ones(len(ends), dtype=np.bool_)
+        starts[np.cumsum(parts) - parts] = [piece.starts_document for piece in waiting]
+        try:
+            if isinstance(waiting[0].data, bytes):
+                self._encode_texts(b"".join([cast(bytes, piece.data) for piece in waiting]), ends, starts)
+            else:
+                self._take_ids(np.concatenate([cast(Ids, piece.data) for piece in waiting]), ends, starts)
+        except DataError:
+            for part in chain.from_iterable(piece.alone() for piece in waiting):  # one of them says where
+                self._tokenizer.encode(part.data, origin=part.origin, offset=part.offset)
+            raise
+
+    def _encode_texts(self, texts: bytes, ends: Ids, starts: npt.NDArray[np.bool_]) -> None:
+        ids, lengths = self._tokenizer.encode_all(texts, ends)
+        self.text_bytes += len(texts)
+        self._add(self._checked(ids), texts, lengths, np.diff(ends, prepend=0), starts, b"text")
+
+    def _take_ids(self, given: Ids, ends: Ids, starts: npt.NDArray[np.bool_]) -> None:
+        ids = self._checked(given if self._ready else self._tokenizer.encode(given))
+        self.has_ids = True
+        eos = self._tokenizer.eos_id
+        if eos is not None:
+            ended = np.flatnonzero(ids == eos) + 1
+            begins = np.append(0, ends[:-1])
+            over = self._open_tokens > 0 and self._last == eos  # the document that was open
+            starts = starts | np.where(begins > 0, np.isin(begins, ended), over)
+            further = np.setdiff1d(ended, ends)
+            places = np.searchsorted(ends, further)
+            ends = np.insert(ends, places, further)
+            starts = np.insert(starts, places + 1, True)
+        lengths, raw = np.diff(ends, prepend=0), np.ascontiguousarray(given, dtype="<i8").data.cast("B")
+        self._add(ids, raw, lengths, 8 * lengths, starts, b"ids")
+
+    def _checked(self, ids: Ids) -> Ids:
         if ids.size and (ids.min() < 0 or ids.max() >= self._tokenizer.vocab_size):
-            raise ValueError(f"{piece.origin}: the tokenizer gave an id outside its own vocabulary")
-        if isinstance(piece.data, bytes):
-            raw: bytes | memoryview = piece.data
-            size = len(raw)
-            self._kind = b"text"
-            self.text_bytes += size
-        else:
-            raw = np.ascontiguousarray(piece.data, dtype="<i8").data.cast("B")
-            size = len(ids) * self._id_bytes
-            self._kind, self.has_ids = b"ids", True
-        self._hash.update(raw)
-        self._document_bytes += len(raw)
-        if (
-            self._tokenizer.unk_id is not None
-        ):  # some vocabularies have one token for this and the end of text
+            raise ValueError("the tokenizer gave an id outside its own vocabulary")
+        if self._tokenizer.unk_id is not None:
             self.unknown += int(np.count_nonzero(ids == self._tokenizer.unk_id))
-        self._put(ids)
-        return size
+        return ids
 
-    def _put(self, ids: npt.NDArray[np.int64]) -> None:
-        if not len(ids):
-            return
-        self._sink.tokens(ids)
+    def _add(
+        self,
+        ids: Ids,
+        raw: bytes | memoryview,
+        lengths: Ids,
+        sizes: Ids,
+        starts: npt.NDArray[np.bool_],
+        kind: bytes,
+    ) -> None:
+        """Parts of documents, one after the other. A document ends where the next one starts.
+
+        Args:
+            ids, raw: the tokens and the bytes of all parts.
+            lengths, sizes, starts: int64, int64, bool [parts]: the tokens and bytes of each, and whether it starts a
+                document.
+            kind: of the parts, for the fingerprint.
+        """
+        begin, begin_raw = (np.cumsum(part) - part for part in (lengths, sizes))
+        begin, begin_raw = begin[starts], begin_raw[starts]
+        ended = slice(None if self._open else 1, None)  # nothing ends where the first document of all begins
+        ends, ends_raw = begin[ended], begin_raw[ended]
+        filled = np.diff(ends, prepend=-self._open_tokens if self._open else 0) > 0
+        sizes_of = np.diff(ends_raw, prepend=-self._open_bytes if self._open else 0)
+        self._hash_documents(raw, ends_raw[filled], sizes_of[filled], kind)
+        eos, lacking = self._tokenizer.eos_id, np.zeros(len(ends), dtype=np.bool_)
+        if eos is not None:
+            last = np.where(ends > 0, ids[ends - 1] if len(ids) else -1, self._last)
+            lacking = filled & (last != eos)
+            ids = np.insert(ids, ends[lacking], eos) if lacking.any() else ids
+        opened = self.count + begin  # where the documents start that start here
+        opened[ended] += np.cumsum(lacking)
+        known = np.append(self._open_start, opened) if self._open else opened
+        if filled.any():
+            self._sink.documents(known[:-1][filled])
+        if len(ids):
+            self._sink.tokens(ids)
+            self._last = int(ids[-1])
         self.count += len(ids)
-        self._last = int(ids[-1])
+        self.documents += int(np.count_nonzero(filled))
+        self.empty += int(np.count_nonzero(~filled))
+        self._open_start = int(known[-1])
+        self._open_tokens = self.count - self._open_start
+        self._open_bytes = len(raw) - int(begin_raw[-1]) if len(begin_raw) else self._open_bytes + len(raw)
+        self._open, self._kind = True, kind
 
-    def _end_document(self) -> None:
-        if not self._open:
-            return
-        if self.count == self._document_start:
-            self.empty += 1
-        else:
-            eos = self._tokenizer.eos_id
-            if eos is not None and self._last != eos:
-                self._put(np.array([eos], dtype=np.int64))
-            self._sink.document(self._document_start)
-            self.documents += 1
-            self._hash.update(self._kind + self._document_bytes.to_bytes(8, "little"))
-        self._open = False
-        self._document_start = self.count
-        self._document_bytes = 0
+    def _hash_documents(self, raw: bytes | memoryview, ends: Ids, sizes: Ids, kind: bytes) -> None:
+        """Hash bytes, and after those of each document that ends in them, at `ends`: its kind and its size."""
+        if len(ends) and ends[0] == 0:  # its bytes, and their kind, came before
+            self._hash.update(self._kind + int(sizes[0]).to_bytes(8, "little"))
+            ends, sizes = ends[1:], sizes[1:]
+        marks = np.empty((len(ends), len(kind) + 8), dtype=np.uint8)
+        marks[:, : len(kind)] = np.frombuffer(kind, dtype=np.uint8)
+        marks[:, len(kind) :] = sizes.astype("<i8")[:, None].view(np.uint8)
+        width = marks.shape[1]
+        content = np.empty(len(raw) + marks.size, dtype=np.uint8)
+        own = np.ones(len(content), dtype=np.bool_)
+        places = (ends + width * np.arange(len(ends)))[:, None] + np.arange(width)  # [documents, width]
+        own[places] = False
+        content[own] = np.frombuffer(raw, dtype=np.uint8)
+        content[places] = marks
+        self._hash.update(content.data)
 
 
 def checked_ids(

@@ -218,9 +218,7 @@ def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer, *, ready: boo
     if not encoder.count:
         raise DataError("the texts hold nothing to train on: every one of them is empty")
     header = _header(encoder, tokenizer, "", [])
-    return TokenStore(
-        np.concatenate(sink.parts), np.array(sink.starts, dtype=np.int64), header, list(header["notes"])
-    )
+    return TokenStore(np.concatenate(sink.parts), np.concatenate(sink.starts), header, list(header["notes"]))
 
 
 @contextlib.contextmanager
@@ -353,8 +351,8 @@ class _Files:
     def tokens(self, ids: npt.NDArray[np.int64]) -> None:
         self._write(ids.astype(self._dtype).data.cast("B"))
 
-    def document(self, start: int) -> None:
-        self._starts.write(start.to_bytes(8, "little"))
+    def documents(self, starts: npt.NDArray[np.int64]) -> None:
+        self._starts.write(starts.astype("<i8").data.cast("B"))
 
     def finish(self, header: Header) -> None:
         """Append the document starts and the hashes, write the header and make the file durable."""
@@ -378,10 +376,10 @@ class _Arrays:
     def __init__(self, dtype: np.dtype[np.generic]) -> None:
         self._dtype = dtype
         self.parts: list[npt.NDArray[np.integer]] = []
-        self.starts: list[int] = []
+        self.starts: list[npt.NDArray[np.int64]] = []
 
     def tokens(self, ids: npt.NDArray[np.int64]) -> None:
         self.parts.append(ids.astype(self._dtype))
 
-    def document(self, start: int) -> None:
-        self.starts.append(start)
+    def documents(self, starts: npt.NDArray[np.int64]) -> None:
+        self.starts.append(starts)

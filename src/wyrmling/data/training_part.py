@@ -53,8 +53,8 @@ def training_pieces(
     """
     documents = characters = 0
     for piece in source.pieces():
-        documents += piece.starts_document
-        characters += len(_character_starts(piece))
+        documents += piece.documents
+        characters += _characters(piece)
     if split == "documents":
         yield from _first_documents(source, documents_for_training(documents, ratio, where))
     else:
@@ -63,27 +63,34 @@ def training_pieces(
 
 
 def _first_documents(source: Source, wanted: int) -> Iterator[Piece]:
-    seen = 0
+    left = wanted
     for piece in source.pieces():
-        seen += piece.starts_document
-        if seen > wanted:
-            return
-        yield piece
+        for part in [piece] if piece.documents <= left else piece.alone():
+            left -= part.documents
+            if left < 0:
+                return
+            yield part
 
 
 def _first_characters(source: Source, wanted: int, has_eos: bool) -> Iterator[Piece]:
-    left = wanted
-    for number, piece in enumerate(source.pieces()):
-        if has_eos and piece.starts_document and number > 0:
-            left -= 1
-        if left <= 0:
-            return
-        starts = _character_starts(piece)
-        if len(starts) > left:
-            yield replace(piece, data=piece.data[: starts[left]])
-            return
-        left -= len(starts)
-        yield piece
+    left = wanted + has_eos  # the first document has none before it
+    for piece in source.pieces():
+        fits = _characters(piece) + piece.documents * has_eos <= left
+        for part in [piece] if fits else piece.alone():
+            left -= part.documents * has_eos
+            if left <= 0:
+                return
+            starts = _character_starts(part)
+            if len(starts) > left:
+                yield replace(part, data=part.data[: starts[left]])
+                return
+            left -= len(starts)
+            yield part
+
+
+def _characters(piece: Piece) -> int:
+    data = np.frombuffer(piece.data, dtype=np.uint8)
+    return int(np.count_nonzero((data & 0xC0) != 0x80))
 
 
 def _character_starts(piece: Piece) -> npt.NDArray[np.int64]:

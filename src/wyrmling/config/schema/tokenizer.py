@@ -78,7 +78,9 @@ class PretokenizedTokenizer(Variant):
     type: Literal["pretokenized"] = Field(default="pretokenized", description="The data already is numbers.")
     vocab_size: PositiveInt = Field(description="Number of different tokens.")
     bos_id: CountingInt | None = Field(default=None, description="Id that begins a text.")
-    eos_id: CountingInt | None = Field(default=None, description="Id that ends a document.")
+    eos_id: CountingInt | None = Field(
+        default=None, description="Id that ends a document; a file holds as many documents as it has of it."
+    )
     pad_id: CountingInt | None = Field(default=None, description="Id that fills rows up.")
     unk_id: CountingInt | None = Field(default=None, description="Id that stands for anything unknown.")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,15 @@ READER_VERSION = 2
 """Part of every signature; raised when the same files would give other pieces than before."""
 
 
-@dataclass(frozen=True)
+def _no_borders() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """A part of a document. A document is one piece or several in a row, of at most about 1 MiB each.
+    """A part of a document, or several documents in a row: millions of short ones come as few pieces. A document is one
+    piece or several in a row, of at most about 1 MiB each; of a piece with borders, only what stands before the first
+    and after the last may belong to a document that reaches beyond the piece.
 
     Pieces of text end after a line end, or anywhere when a line is longer than a piece, but never between
     CR and LF and never inside a character when the bytes are valid UTF-8.
@@ -36,6 +43,22 @@ class Piece:
     """Where it comes from, for error messages: a file, or a file and a line."""
     offset: int
     """Offset of the first byte (or token) of `data` in what `origin` names, unpacked and as UTF-8."""
+    borders: np.ndarray = field(default_factory=_no_borders)
+    """Where in `data` further documents start, int64, ascending; none at 0."""
+
+    @property
+    def documents(self) -> int:
+        """How many documents start in it."""
+        return self.starts_document + len(self.borders)
+
+    def alone(self) -> Iterator[Piece]:
+        """The same, a piece for each document."""
+        if not len(self.borders):
+            yield self
+            return
+        for start, stop in pairwise((0, *self.borders.tolist(), len(self.data))):
+            starts = self.starts_document or start > 0
+            yield Piece(self.data[start:stop], starts, self.origin, self.offset + start)
 
 
 class Source(ABC):
@@ -94,7 +117,7 @@ class Source(ABC):
 
         def read() -> Iterator[Piece]:
             for piece in self._read(tally):
-                tally.documents += piece.starts_document
+                tally.documents += piece.documents
                 if isinstance(piece.data, bytes):
                     tally.crlf += piece.data.count(b"\r\n")
                 yield piece
@@ -128,18 +151,30 @@ def separated(pieces: Iterable[Piece], separator: bytes, tally: Tally) -> Iterat
         return
     held: Piece | None = None
     tail = b""
-    for piece in pieces:
+    for piece in _open_to(separator, pieces):
         if held is not None:
             if piece.starts_document and isinstance(held.data, bytes) and held.data and tail != separator:
-                held = Piece(held.data + separator, held.starts_document, held.origin, held.offset)
+                held = replace(held, data=held.data + separator)
                 tally.separated, tally.separator = tally.separated + 1, separator
             yield held
         if isinstance(piece.data, bytes):
-            end = piece.data[-len(separator) :]
-            tail = end if piece.starts_document else (tail + end)[-len(separator) :]
+            last = piece.data[int(piece.borders[-1]) :] if len(piece.borders) else piece.data
+            end = last[-len(separator) :]
+            tail = end if piece.documents else (tail + end)[-len(separator) :]
         held = piece
     if held is not None:
         yield held
+
+
+def _open_to(separator: bytes, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """The same documents, those that do not end with `separator` at the end of a piece."""
+    for piece in pieces:
+        if isinstance(piece.data, bytes) and len(piece.borders):
+            data, ends = np.frombuffer(piece.data, dtype=np.uint8), piece.borders - len(separator)
+            if ends[0] < 0 or not all((data[ends + at] == byte).all() for at, byte in enumerate(separator)):
+                yield from piece.alone()
+                continue
+        yield piece
 
 
 def text_document(parts: Iterable[bytes], tally: Tally, origin: str, offset: int = 0) -> Iterator[Piece]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..utf8 import Repair
 from .base import Piece, Source, Tally, text_document
 from .cutting import cut
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".txt", ".md", ".text")
 """What a folder is searched for, packed or not."""
 
+_LF, _CR = 0x0A, 0x0D
 Splitter = Callable[[Iterator[bytes], Tally, str, int], Iterator[Piece]]
 
 
@@ -82,14 +85,26 @@ def _lines(part: bytes) -> Iterator[bytes]:
 def _by_line(parts: Iterator[bytes], tally: Tally, origin: str, offset: int) -> Iterator[Piece]:
     starts = True
     for part in parts:
-        for line in _lines(part):
-            whole = line.endswith(b"\n")
-            if starts and line in (b"\n", b"\r\n"):
-                tally.empty_documents += 1
-            else:
-                yield Piece(line, starts, origin, offset)
-                starts = whole
-            offset += len(line)
+        data = np.frombuffer(part, dtype=np.uint8)
+        ends = np.flatnonzero(data == _LF) + 1
+        if not part.endswith(b"\n"):
+            ends = np.append(ends, len(part))
+        begins = np.append(0, ends[:-1])
+        empty = (data[begins] == _LF) | (
+            (ends - begins == 2) & (data[begins] == _CR) & (data[ends - 1] == _LF)
+        )
+        empty[0] &= starts  # else it is the end of a line that began in the part before
+        tally.empty_documents += int(np.count_nonzero(empty))
+        kept = np.flatnonzero(~empty)
+        for lines in np.split(
+            kept, np.flatnonzero(np.diff(kept) > 1) + 1
+        ):  # without an empty one between them
+            if len(lines):
+                start, stop = int(begins[lines[0]]), int(ends[lines[-1]])
+                borders = begins[lines[1:]] - start
+                yield Piece(part[start:stop], starts or start > 0, origin, offset + start, borders)
+        starts = part.endswith(b"\n")
+        offset += len(part)
 
 
 def _by_block(parts: Iterator[bytes], tally: Tally, origin: str, offset: int) -> Iterator[Piece]:

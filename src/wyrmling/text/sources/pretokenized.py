@@ -24,7 +24,8 @@ SUFFIXES = (".npy", ".bin", ".idx")
 
 
 class TokenFiles(Source):
-    """Files of token ids. An array is a document, and so is each document that an index speaks of.
+    """Files of token ids. An array is a document, and so is each document that an index speaks of; where the tokenizer
+    knows an end of text, so is what each of these ends.
 
     Args:
         files: also the indexes of Megatron files (`.idx`), which are read with the file beside them.

@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,6 +73,18 @@ class Tokenizer(ABC):
     def byte_ids(self) -> Mapping[int, int]:
         """The id of each byte, for parts of characters; empty where a part cannot be written."""
         return {}
+
+    def encode_all(self, texts: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`encode` of each of some texts that stand one after the other; fast for many short ones.
+
+        Args:
+            ends: int64 [texts], where each ends.
+        Returns: their ids one after the other, int64 [n], and how many each has, int64 [texts].
+        Raises:
+            DataError: as `encode` of one of them, without its place.
+        """
+        ids = [self.encode(texts[start:end]) for start, end in pairwise((0, *ends.tolist()))]
+        return np.concatenate(ids), np.array([len(part) for part in ids], dtype=np.int64)
 
     @abstractmethod
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:

@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -373,7 +374,7 @@ def _sample(pieces: Callable[[], Iterator[Piece]], budget: int) -> Iterator[Piec
     """All pieces, or of a text longer than `budget` bytes an evenly spread part of about that size."""
     total = sum(len(piece.data) for piece in pieces())
     seen = taken = 0
-    for piece in pieces():
+    for piece in chain.from_iterable(piece.alone() for piece in pieces()):
         seen += len(piece.data)
         if total <= budget or taken * total < seen * budget:
             taken += len(piece.data)

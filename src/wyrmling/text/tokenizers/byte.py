@@ -39,6 +39,12 @@ class ByteTokenizer(Tokenizer):
             data = text
         return np.frombuffer(normalize_bytes(data, self.normalize), dtype=np.uint8).astype(np.int64)
 
+    def encode_all(self, texts: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Tokenizer.encode_all`."""
+        if self.normalize:
+            return super().encode_all(texts, ends)
+        return self.encode(texts), np.diff(ends, prepend=0)
+
     def _bytes_of(self, text: str, origin: str, offset: int) -> bytes:
         try:
             return text.encode("utf-8", "surrogateescape")

@@ -94,6 +94,14 @@ class CharTokenizer(Tokenizer):
         ids[unknown] = self.unk_id
         return ids
 
+    def encode_all(self, texts: bytes, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Tokenizer.encode_all`."""
+        begins = (np.frombuffer(texts, dtype=np.uint8) & 0xC0) != 0x80  # a character each
+        if self.normalize or not begins[ends[ends < len(texts)]].all():  # neither may reach over an end
+            return super().encode_all(texts, ends)
+        characters = np.append(0, np.cumsum(begins))
+        return self.encode(texts), np.diff(characters[ends], prepend=0)
+
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
         return self.decode(ids).encode("utf-8")
 
