@@ -16,7 +16,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,63 @@ def make_folder(path: Path, remedy: str = "choose another place") -> None:
                 raise
             blocking = next((place for place in (path, *path.parents) if os.path.lexists(place)), path)
             raise StorageError(f"{blocking} is not a folder and none can be made there; {remedy}") from error
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, busy: Callable[[str], None], patience: float = 0.0) -> Iterator[None]:
+    """Hold a lock file; it goes with the process, however that ends.
+
+    Args:
+        busy: told who holds it where that is another one, for longer than `patience` seconds; if it raises nothing,
+            the lock is waited for.
+
+    Raises:
+        StorageError: the file system refused.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(str(path))
+    with storage_errors(path):
+        try:
+            lock.acquire(timeout=patience)
+        except Timeout:
+            busy(_holder(path))
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    """Who holds a lock file, with its number where the system tells (Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = path.stat()
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            _, kind, _, _, process, where = line.split()[
+                :6
+            ]  # one that waits has "->" in the place of the kind
+            if (kind, where) == ("FLOCK", place) and int(process) > 0:
+                return f"process {process}"
+    return "another process"
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Rename a folder. Where the two names cannot be on one file system it is copied whole, then removed.
+
+    (A folder that came with the image of a container lies in a layer of its own, and cannot be renamed, as if it lay
+    on another device.)
+    """
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        temporary = temporary_sibling(target)
+        shutil.copytree(source, temporary)
+        os.replace(temporary, target)
+        shutil.rmtree(source)
 
 
 def temporary_sibling(path: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from wyrmling.checkpoint import (
     locate_checkpoint,
     newest_good,
     prune,
+    read_checkpoint,
     read_pointer,
     save_checkpoint,
     set_aside_newer,
@@ -67,6 +70,27 @@ def test_the_described_sequences(
         save(tmp_path, step)
         prune(tmp_path, keep=2, best=best)
     assert list_checkpoints(tmp_path) == left
+
+
+def test_folders_that_cannot_be_renamed_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came with the image of a container lies in a layer of its own: renaming it is refused with EXDEV."""
+    save(tmp_path, 1, 2, 3)
+    old = {tmp_path / f"step-{step:09d}" for step in (1, 2, 3)}
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(source) in old:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    assert prune(tmp_path, keep=2, best=None) == [1]
+    save_checkpoint(tmp_path, 2, {"model": {"x": torch.tensor([5.0])}}, {"step": 2})
+    assert read_checkpoint(checkpoint_path(tmp_path, 2)).parts["model"]["x"].item() == 5.0
+    assert set_aside_newer(tmp_path, 2) == [3]
+    assert list_checkpoints(tmp_path) == [2]
+    assert read_checkpoint(tmp_path / "superseded" / "step-000000003").step == 3
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("keep", [0, -1])

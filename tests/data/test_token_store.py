@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +30,7 @@ from wyrmling.data.format import (
     hash_of,
     token_dtype,
 )
-from wyrmling.data.store import Split, TokenStore, build_store, open_store, store_in_memory
+from wyrmling.data.store import Split, TokenStore, build_store, locked, open_store, store_in_memory
 from wyrmling.errors import DataError, StorageError
 from wyrmling.text.sources import Piece
 from wyrmling.text.tokenizers import ByteTokenizer, PretokenizedTokenizer
@@ -521,3 +522,25 @@ def test_hashes_do_not_depend_on_how_bytes_come(sizes: list[int]) -> None:
         at += size
     chunks = [content[start : start + CHUNK_BYTES] for start in range(0, len(content), CHUNK_BYTES)]
     assert hashes.table() == b"".join(map(hash_of, chunks))
+
+
+def test_waiting_for_another_process_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the lock for longer than a moment; what it built meanwhile is opened."""
+    monkeypatch.setattr("wyrmling.data.store._PATIENCE_SECONDS", 0.05)
+    path, source = tmp_path / "a.tokens", FakeSource([b"some text"])
+    told: list[str] = []
+    waits = threading.Event()
+
+    def tell(line: str) -> None:
+        told.append(line)
+        waits.set()
+
+    thread = threading.Thread(target=lambda: build_store(path, source, FakeTokenizer(), tell=tell))
+    with locked(path):
+        thread.start()
+        assert waits.wait(30)
+    thread.join(30)
+    assert not thread.is_alive()
+    build_store(path, source, FakeTokenizer(), tell=tell)
+    (line,) = told
+    assert line.startswith("waiting for ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -15,10 +16,12 @@ import torch
 import wyrmling
 from wyrmling import Config
 from wyrmling.checkpoint import checkpoint_path, list_checkpoints, read_checkpoint, read_pointer
+from wyrmling.config.launching import to_go_on
 from wyrmling.config.schema.training import EarlyStopping
-from wyrmling.errors import CheckpointError, DivergedError
+from wyrmling.errors import CheckpointError, DivergedError, StorageError
 from wyrmling.training.stopping import BestSoFar, stop_on_signals
 from wyrmling.watch.events import Callback, Control, Message, StepReport
+from wyrmling.watch.jsonl import read_events
 
 Make = Callable[..., Config]
 
@@ -132,6 +135,58 @@ def test_other_threads_take_no_signals() -> None:
     thread.start()
     thread.join()
     assert codes == [0]
+
+
+class Meddling(Callback):
+    """Does something to the run's folder while it trains."""
+
+    def __init__(self, act: Callable[[Path], object]) -> None:
+        self.act = act
+        self.told: list[str] = []
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == 6:
+            self.act(Path(os.environ["WYRMLING_RUN_ROOT"]) / "a")
+
+    def on_message(self, report: Message) -> None:
+        self.told.append(report.text)
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("b"))
+
+
+def move_and_copy(run: Path) -> None:
+    move(run)
+    shutil.copytree(run.with_name("b"), run)
+
+
+def empty(run: Path) -> None:
+    shutil.rmtree(run)
+    run.mkdir()
+
+
+@pytest.mark.parametrize("act", [move, shutil.rmtree, move_and_copy, empty])
+def test_a_run_whose_folder_goes_away_is_told(tiny_config: Make, act: Callable[[Path], object]) -> None:
+    """A folder of that name is not made anew, and nothing is written into another run that has the name."""
+    with pytest.raises(StorageError, match="removed"):
+        wyrmling.train(tiny_config("run_layout.name=a"), callbacks=[Meddling(act)])
+    run = Path(os.environ["WYRMLING_RUN_ROOT"]) / "a"
+    moved = run.with_name("b")
+    assert 8 not in list_checkpoints(run / "checkpoint")
+    if moved.exists():
+        shutil.rmtree(run, ignore_errors=True)
+        moved.rename(run)
+        assert wyrmling.train(tiny_config("run_layout.name=a", *to_go_on(run))).step == 12
+
+
+def test_a_record_that_is_removed_begins_again(tiny_config: Make) -> None:
+    meddling = Meddling(lambda run: (run / "events.jsonl").unlink())
+    result = wyrmling.train(tiny_config("run_layout.name=a"), callbacks=[meddling])
+    assert result.finished
+    first, *_, last = read_events(result.run.events_path)
+    assert (first["event"], first["level"], last["event"]) == ("message", "warning", "ended")
+    assert first["text"] in meddling.told
 
 
 def test_ruined_weights_are_not_saved(tiny_config: Make) -> None:

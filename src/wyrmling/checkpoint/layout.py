@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..files import (
+    move_folder,
     read_name,
     remove_leftovers,
     storage_errors,
@@ -82,7 +83,8 @@ def recover(root: Path) -> None:
         if path.exists():
             discard(aside)
         else:
-            os.replace(aside, path)
+            with storage_errors(path):
+                move_folder(aside, path)
 
 
 def discard(path: Path) -> None:
@@ -90,7 +92,7 @@ def discard(path: Path) -> None:
     doomed = temporary_sibling(path)
     shutil.rmtree(doomed, ignore_errors=True)
     with storage_errors(path):
-        os.replace(path, doomed)
+        move_folder(path, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..files import storage_errors, sync_directory
+from ..files import move_folder, storage_errors, sync_directory
 from .layout import (
     SUPERSEDED,
     Pointer,
@@ -65,7 +64,7 @@ def set_aside_newer(root: Path, step: int) -> list[int]:
                 (root / name).unlink()
         for number in newer:
             attic.mkdir(exist_ok=True)
-            os.replace(checkpoint_path(root, number), _free_name(attic, number))
+            move_folder(checkpoint_path(root, number), _free_name(attic, number))
         if newer:
             sync_directory(attic)
             sync_directory(root)

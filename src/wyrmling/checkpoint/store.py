@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, StorageError
-from ..files import publish, read_record, sha256_of, storage_errors, sync_directory, temporary_sibling
+from ..files import (
+    make_folder,
+    move_folder,
+    publish,
+    read_record,
+    sha256_of,
+    storage_errors,
+    sync_directory,
+    temporary_sibling,
+)
 from . import layout
 from .manifest import (
     MANIFEST,
@@ -88,8 +97,8 @@ def save_checkpoint(
     progress_text = json.dumps(dict(progress), indent=1, ensure_ascii=False) + "\n"
     temporary = temporary_sibling(final)
     try:
+        make_folder(root)
         with storage_errors(final):
-            root.mkdir(parents=True, exist_ok=True)
             layout.recover(root)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
@@ -207,7 +216,7 @@ def _put_in_place(temporary: Path, final: Path, step: int) -> None:
         return
     aside = layout.aside_path(final.parent, step)
     with storage_errors(final):
-        os.replace(final, aside)
+        move_folder(final, aside)
     try:
         publish(temporary, final)
     finally:

@@ -20,7 +20,7 @@ from ..errors import DataError, WyrmlingError
 from ..text.sources import Piece, Source, open_source, open_validation_source
 from ..text.sources.base import Tally, separated
 from ..text.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
-from .encoding import Progress, checked_ids
+from .encoding import Progress, Tell, checked_ids
 from .format import VERSION
 from .store import Split, TokenStore, build_store, digest_of, locked, source_names, store_in_memory
 from .training_part import documents_for_training, tokens_for_training, training_pieces
@@ -109,7 +109,11 @@ class Dataset:
 
 
 def prepare_dataset(
-    config: Config, *, progress: Progress | None = None, tokenizer: Tokenizer | None = None
+    config: Config,
+    *,
+    progress: Progress | None = None,
+    tokenizer: Tokenizer | None = None,
+    tell: Tell | None = None,
 ) -> Dataset:
     """Open, tokenize, split and check the data of a configuration.
 
@@ -123,6 +127,7 @@ def prepare_dataset(
     Args:
         progress: told of bytes read and bytes in all while a token file is built (the training one first).
         tokenizer: one that exists already (a resumed or evaluated run's), instead of the configured one.
+        tell: told in a line when another process that prepares the same text is waited for.
 
     Raises:
         DataError: text missing, empty, malformed, too short for a block, or unknown to the vocabulary.
@@ -137,8 +142,8 @@ def prepare_dataset(
     validation_source = open_validation_source(settings, cache_dir=cache, separator=separator)
     divided = validation_source is None and settings.train_split_ratio < 1
     if tokenizer is None:
-        tokenizer = _learned_tokenizer(settings, source, divided, cache)
-    store = _store(source, tokenizer, cache, progress)
+        tokenizer = _learned_tokenizer(settings, source, divided, cache, tell)
+    store = _store(source, tokenizer, cache, progress, tell)
     notes = [
         *tokenizer.notes,
         *store.notes,
@@ -148,7 +153,7 @@ def prepare_dataset(
     if validation_source is None:
         train, validation = _cut(store, settings, source_names(source))
     else:
-        validation_store = _store(validation_source, tokenizer, cache, progress)
+        validation_store = _store(validation_source, tokenizer, cache, progress, tell)
         train = _whole(store, "train", source_names(source))
         validation = _whole(validation_store, "validation", source_names(validation_source))
         notes += [f"validation: {note}" for note in (*validation_store.notes, *validation_source.notes)]
@@ -158,9 +163,11 @@ def prepare_dataset(
     return dataset
 
 
-def _store(source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None) -> TokenStore:
+def _store(
+    source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None, tell: Tell | None
+) -> TokenStore:
     key = digest_of([VERSION, source.signature(), tokenizer.fingerprint()])[:32]
-    return build_store(cache / "tokens" / f"{key}.tokens", source, tokenizer, progress=progress)
+    return build_store(cache / "tokens" / f"{key}.tokens", source, tokenizer, progress=progress, tell=tell)
 
 
 def _is_learned(table: Any) -> bool:
@@ -188,7 +195,9 @@ def _separator(configured: str | None, tokenizer: Tokenizer | None, learned: str
     return b"\n" if ids and tokenizer.unk_id not in ids else b""
 
 
-def _learned_tokenizer(settings: Any, source: Source, divided: bool, cache: Path) -> Tokenizer:
+def _learned_tokenizer(
+    settings: Any, source: Source, divided: bool, cache: Path, tell: Tell | None
+) -> Tokenizer:
     """The configured tokenizer, learned once for the same text and settings."""
     table = settings.tokenizer
     pieces = source.pieces
@@ -204,7 +213,7 @@ def _learned_tokenizer(settings: Any, source: Source, divided: bool, cache: Path
     part = [settings.split, settings.train_split_ratio] if divided else "whole"
     key = digest_of([source.signature(), table.model_dump(mode="json"), part])[:32]
     path = cache / "tokenizers" / f"{key}.json"
-    with locked(path):
+    with locked(path, tell):
         if path.exists():
             try:
                 return load_tokenizer(path)

@@ -18,6 +18,7 @@ from .format import token_dtype
 Ids = npt.NDArray[np.int64]
 
 Progress = Callable[[int, int | None], None]
+Tell = Callable[[str], None]
 """Told of the bytes read so far and of all bytes there are (None when that is not known)."""
 
 

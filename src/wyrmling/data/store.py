@@ -21,13 +21,12 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 
 from ..errors import DataError
-from ..files import TEMPORARY_PREFIX, make_folder, publish, storage_errors, temporary_sibling
+from ..files import TEMPORARY_PREFIX, hold_lock, make_folder, publish, storage_errors, temporary_sibling
 from ..text.sources import Piece, Source
 from ..text.tokenizers import Tokenizer
-from .encoding import Encoder, Progress
+from .encoding import Encoder, Progress, Tell
 from .format import (
     HEADER_BYTES,
     CheckedBytes,
@@ -45,6 +44,7 @@ from .format import (
 )
 
 _BUFFER = 1 << 20
+_PATIENCE_SECONDS = 2.0
 _CHECKED_AT_ONCE = 1 << 24
 """Bytes of a token file that are compared with their hashes when it is opened: hundredths of a second."""
 
@@ -175,7 +175,12 @@ def open_store(path: Path) -> TokenStore:
 
 
 def build_store(
-    path: Path, source: Source, tokenizer: Tokenizer, *, progress: Progress | None = None
+    path: Path,
+    source: Source,
+    tokenizer: Tokenizer,
+    *,
+    progress: Progress | None = None,
+    tell: Tell | None = None,
 ) -> TokenStore:
     """The token file at `path`: opened if it is good and holds this source by this tokenizer, else built.
 
@@ -188,7 +193,7 @@ def build_store(
     """
     with contextlib.suppress(_Unusable):
         return _open_fitting(path, source, tokenizer)
-    with locked(path):
+    with locked(path, tell):
         try:
             return _open_fitting(path, source, tokenizer)
         except _Unusable as error:
@@ -222,24 +227,26 @@ def store_in_memory(pieces: Iterable[Piece], tokenizer: Tokenizer, *, ready: boo
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, tell: Tell | None = None) -> Iterator[None]:
     """Hold the lock file beside `path`; its folder is made if needed, and a dying process lets go.
+
+    Where another process holds it, it is waited for; `tell` gets a line about that after a short while.
 
     What killed writers of `path` left behind is removed first: the lock is held, so none of them is alive.
 
     Raises:
         StorageError: the folder cannot be made or written.
     """
-    lock = FileLock(f"{path}.lock")
+
+    def waiting(holder: str) -> None:
+        if tell is not None:
+            tell(f"waiting for {holder}, which prepares the same text ({path})")
+
     make_folder(path.parent, "choose another dataset.cache_dir")
-    with storage_errors(path):
-        lock.acquire()
-    try:
+    with hold_lock(path.with_name(f"{path.name}.lock"), waiting, _PATIENCE_SECONDS):
         for leftover in path.parent.glob(f"{TEMPORARY_PREFIX}{glob.escape(path.name)}-*"):
             leftover.unlink(missing_ok=True)
         yield
-    finally:
-        lock.release()
 
 
 def digest_of(value: object) -> str:

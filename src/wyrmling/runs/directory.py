@@ -36,6 +36,7 @@ from ..errors import CheckpointError, ConfigError, StorageError
 from ..files import (
     SEAL,
     TEMPORARY_PREFIX,
+    hold_lock,
     make_folder,
     read_regular,
     storage_errors,
@@ -130,6 +131,14 @@ class RunDirectory:
 
         return load_tokenizer(self.tokenizer_path)
 
+    def identity(self) -> tuple[int, int] | None:
+        """What tells the run's folder from another that takes its name; None when it is gone, or no run any more."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return (status.st_dev, status.st_ino) if self.config_json.is_file() else None
+
     def write_records(self, config: Config, tokenizer: Tokenizer, record: Mapping[str, Any]) -> None:
         """Write what a new run is; `config.json` comes last, so that with it all is there.
 
@@ -161,20 +170,14 @@ class RunDirectory:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Be the only process that writes a folder; see `RunDirectory.lock`."""
-    from filelock import FileLock, Timeout
 
-    lock = FileLock(str(folder / ".lock"))
-    try:
-        with storage_errors(folder):
-            lock.acquire(timeout=0)
-    except Timeout:
+    def refuse(holder: str) -> None:
         raise CheckpointError(
-            f"{folder} is being written by another process; wait for it, stop it, or start a new run"
-        ) from None
-    try:
+            f"{folder} is being written by {holder}; wait for it, stop it, or start a new run"
+        )
+
+    with hold_lock(folder / ".lock", refuse):
         yield
-    finally:
-        lock.release()
 
 
 Fill = Callable[["RunDirectory"], None]

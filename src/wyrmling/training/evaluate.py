@@ -99,7 +99,7 @@ def probe(
 
 
 def _split(loaded: LoadedRun, name: str, note: Callable[[str], None]) -> Split:
-    dataset = prepare_dataset(loaded.config, tokenizer=loaded.tokenizer)
+    dataset = prepare_dataset(loaded.config, tokenizer=loaded.tokenizer, tell=note)
     for line in dataset.notes:
         note(line)
     recorded = loaded.run.record()["data"]["fingerprint"]

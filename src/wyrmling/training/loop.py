@@ -16,7 +16,7 @@ import torch
 
 from ..checkpoint import list_checkpoints, prune, save_checkpoint, write_pointer
 from ..data.batches import Batch
-from ..errors import DivergedError, UserError, WyrmlingError
+from ..errors import DivergedError, StorageError, UserError, WyrmlingError
 from ..optim import global_norm
 from ..watch.events import (
     Broadcaster,
@@ -74,6 +74,7 @@ class TrainingLoop:
         self.profile = StageProfile() if profile is None else profile
         self._lengths = session.tokenizer.byte_lengths()
         self._validation: Evaluation | None = None
+        self._place = session.run.identity()
         self._saved_step: int | None = progress.step or None
         self._started = time.monotonic() - progress.seconds
         self._start_clock()
@@ -308,6 +309,11 @@ class TrainingLoop:
         progress.seconds = begun - self._started
         root = session.run.checkpoints
         with self.profile.stage("checkpoint"):
+            if session.run.identity() != self._place:
+                raise StorageError(
+                    f"{session.run.path} was moved, emptied or removed while the run went on, so step {progress.step} "
+                    "cannot be saved: put the folder back and resume the run from its last checkpoint"
+                )
             self._refuse_weights_that_are_not_finite()
             record = progress.to_json(session.total_steps)
             path = save_checkpoint(root, progress.step, session.tensors(), record, session.surroundings)

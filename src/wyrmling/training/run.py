@@ -150,7 +150,12 @@ def _parts(
     tokenizer = own_tokenizer(source) if source is not None else None
     if dataset is None:
         with preparing("reading the text") as advance:
-            dataset = prepare_dataset(config, progress=advance, tokenizer=tokenizer)
+            dataset = prepare_dataset(
+                config,
+                progress=advance,
+                tokenizer=tokenizer,
+                tell=lambda line: told.on_message(Message("info", "text", line)),
+            )
     dataset.check(config.training.block_size)
     for note in dataset.notes:
         told.on_message(Message("info", "text", note))
@@ -185,6 +190,7 @@ def _run(
     log = EventLog(run.events_path)
     told.replay(log)
     reports = Broadcaster([log, *told.callbacks])
+    log.tell = reports.on_message
 
     def begin() -> None:
         for choice in session.choices:

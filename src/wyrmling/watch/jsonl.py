@@ -60,7 +60,8 @@ class EventLog(Callback):
 
     A line is written whole or not at all: when the disk fills up in the middle of one, the fragment is cut
     off again and the error is raised. Checkpoints also make the record durable (fsync), so that it never
-    ends before the checkpoint it led to.
+    ends before the checkpoint it led to. A record that somebody removes while the run goes on begins again, and
+    `tell` is told.
 
     Raises:
         StorageError: no space, no permission, read-only.
@@ -68,6 +69,7 @@ class EventLog(Callback):
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.path = path
+        self.tell: Callable[[Message], None] = self.on_message
         self._clock = clock
         self._step = 0
         with storage_errors(path):
@@ -126,6 +128,11 @@ class EventLog(Callback):
 
     def _append(self, line: bytes) -> None:
         assert self._descriptor is not None
+        if os.fstat(self._descriptor).st_nlink == 0:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._descriptor = os.open(self.path, _FLAGS, 0o666)
+            self.tell(Message("warning", "record", f"{self.path.name} was removed: it begins again here"))
         before = os.fstat(self._descriptor).st_size
         written = 0
         try:
