@@ -174,3 +174,15 @@ def test_only_what_lies_between_two_documents_is_added(cut: list[list[str]], sep
     needed = [not text.endswith(separator) and index < len(texts) - 1 for index, text in enumerate(texts)]
     assert whole == [text + separator * need for text, need in zip(texts, needed, strict=True)]
     assert tally.separated == sum(needed)
+
+
+def test_lists_of_ids_have_an_end_of_text_or_it_is_told_that_they_run_together(tmp_path: Path) -> None:
+    (tmp_path / "ids.jsonl").write_text('{"ids": [1, 2]}\n{"ids": [3]}\n{"ids": [1, 4]}\n')
+    source = {"path": str(tmp_path / "ids.jsonl"), "sequence_field": "ids"}
+    table = {"type": "pretokenized", "vocab_size": 9}
+    glued = prepared(tmp_path, table, **source)
+    assert glued.train.read(0, 5).tolist() == [1, 2, 3, 1, 4]
+    assert any("3 documents run together" in note and "eos_id" in note for note in glued.notes)
+    ended = prepared(tmp_path, {**table, "eos_id": 0}, **source)
+    assert ended.train.read(0, 8).tolist() == [1, 2, 0, 3, 0, 1, 4, 0]
+    assert not any("run together" in note for note in ended.notes)

@@ -244,10 +244,10 @@ def _whole(store: TokenStore, name: str, where: str = "the given data") -> Split
 
 def _notes_on_ends(settings: Any, tokenizer: Tokenizer, store: TokenStore, separator: bytes) -> Iterator[str]:
     documents = len(store.document_starts)
-    if documents < 2 or tokenizer.eos_id is not None or tokenizer.kind == "pretokenized":
+    if documents < 2 or tokenizer.eos_id is not None:
         return
     together = f"the {documents} documents run together"
-    if tokenizer.kind == "bpe":
+    if tokenizer.kind in ("bpe", "pretokenized"):
         together = "" if separator else f"{together} and "
         yield (
             f"no end of text is known, so {together}generation never ends by itself: set dataset.tokenizer.eos_id"
