@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_helpers import refused
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from vocabulary_kinds import BYTES, CORPUS, KINDS, library_of, ours_of
@@ -72,6 +72,54 @@ def test_any_ids_stream_to_what_they_decode_to(kind: str, drawn: list[int], data
     before = "".join(pieces[:cut])
     assert tokenizer.decode(ids[:cut]).startswith(before)
     assert len(tokenizer.decode(ids[:cut])) - len(before) <= 1, "no more waits than one character"
+
+
+NAMES = [
+    "▁",
+    "▁a",
+    "b",
+    "##c",
+    "c</w>",
+    "<pad>",
+    "|",
+    "é",
+    ".",
+    "▁▁",
+    " 's",
+    "<0x0A>",
+    "<0xC3>",
+    "<0xA9>",
+    "Ġ",
+    "Ã",
+    "do not",
+]
+SPACES = decoders.Replace("▁", " ")
+DECODERS = {
+    "none": None,
+    "ctc": decoders.CTC(pad_token="<pad>", word_delimiter_token="|"),
+    "spaces kept": decoders.Metaspace(prepend_scheme="never"),
+    "pieces of words": decoders.WordPiece(cleanup=False),
+    "two spaces in front": decoders.Sequence([SPACES, decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
+    "a space at the end": decoders.Sequence([SPACES, decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+    "a space of each": decoders.Sequence([SPACES, decoders.Strip(" ", 1, 0)]),
+    "a pattern": decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("▁+"), " ")]),
+    "bytes alone": decoders.ByteFallback(),
+    "bytes in the middle": decoders.Sequence([decoders.Replace("b", "Ġ"), decoders.ByteLevel()]),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, len(NAMES) - 1)))
+def test_every_decoder_of_the_library_streams(name: str, ids: list[int]) -> None:
+    library = Library(models.WordLevel({name: token for token, name in enumerate(NAMES)}, unk_token="|"))
+    if DECODERS[name] is not None:
+        library.decoder = DECODERS[name]
+    tokenizer = BpeTokenizer(json.loads(library.to_str()))
+    decoder = tokenizer.stream_decoder()
+    assert decoder.read(ids) + decoder.finish() == tokenizer.decode(ids)
+    expected = library.decode(ids, skip_special_tokens=False) if ids else ""
+    assert tokenizer.decode(ids) == expected or "\ufffd" in expected
 
 
 @every_kind

@@ -274,7 +274,7 @@ class BpeTokenizer(Tokenizer):
         return SlidingDecoder(self._decode, self.vocab_size, self._silent, *self._parts_and_anchor)
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._backend.decode(ids, skip_special_tokens=False))
+        return str(self._backend.decode(ids, skip_special_tokens=False)) if ids else ""
 
     @cached_property
     def _parts_and_anchor(self) -> tuple[dict[int, bytes], int | None]:
