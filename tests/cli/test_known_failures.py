@@ -462,7 +462,8 @@ def test_a_wanted_batch_that_does_not_divide_is_rounded_up_and_this_is_said(
 def test_a_vocabulary_of_the_same_or_another_size_is_never_taken_for_the_checkpoints(
     command: Command, train: Command, own: Callable[[str], Path], tmp_path: Path, text: str, shared: int
 ) -> None:
-    """Resuming is refused, and so is starting from weights that share no token, in one line; no run is made. Shared
+    """Resuming is refused, and so is starting from weights that share no token, in one line after that of the text; no
+    run is made. Shared
     tokens keep what they had, and it is said how many they are."""
     run = own("letters")
     other = write(tmp_path / "other.txt", text)
@@ -473,7 +474,7 @@ def test_a_vocabulary_of_the_same_or_another_size_is_never_taken_for_the_checkpo
     if shared:
         assert f"{shared} of 4 tokens are known; new: 'd'" in said.done().err
         return
-    said.refused("tokenizer", "'x'")
+    said.refused("tokenizer", "'x'", lines=2)
     made = {path.name for path in set(tmp_path.rglob("*")) - set(before) if path.parent.name == "runs"}
     assert made == set()
 
@@ -495,7 +496,7 @@ def test_resuming_on_another_text_of_the_same_characters_is_refused(
 ) -> None:
     other = write(tmp_path / "other.txt", "acb" * 200)
     said = command("train", "--resume", own("letters"), *options(other, "training.max_iters=4"))
-    said.refused("trained on another text")
+    said.refused("trained on another text", lines=2)
 
 
 # Training

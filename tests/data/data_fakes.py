@@ -51,10 +51,13 @@ class FakeSource:
         pause: float = 0.0,
         repeat: int = 1,
     ) -> None:
-        self.documents, self.cut, self.notes = documents, cut, list(notes)
+        self.documents, self.cut, self._notes = documents, cut, list(notes)
         self.files = (FakeFile(name),)
         self.total_bytes = sum(len(document) for document in documents) * repeat
         self._log, self._pause, self._repeat = log, pause, repeat
+
+    def reading_notes(self, documents: int) -> list[str]:
+        return self._notes
 
     def signature(self) -> dict[str, Any]:
         content = hashlib.sha256(repr([len(document) for document in self.documents]).encode()).hexdigest()

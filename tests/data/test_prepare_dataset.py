@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -117,12 +118,12 @@ def test_empty_documents_are_skipped_and_counted_in_one_note(tmp_path: Path) -> 
     """D2: one empty line among 100 good ones; and records with empty text."""
     write(tmp_path, "".join(f"line {i}\n" if i != 50 else "\n" for i in range(101)))
     dataset = prepare_dataset(configured(tmp_path, documents="line"))
-    assert [note for note in dataset.notes if "empty" in note] == ["1 empty document skipped"]
+    assert [note for note in dataset.notes if "empty document" in note] == ["1 empty document skipped"]
     assert len(dataset.train.store.document_starts) == 100
     records = ['{"text": ""}\n'] * 3 + ['{"text": "abc"}\n'] * 30
     path = write(tmp_path, "".join(records), "r.jsonl")
     dataset = prepare_dataset(configured(tmp_path, type="jsonl", path=str(path)))
-    assert [note for note in dataset.notes if "empty" in note] == ["3 empty documents skipped"]
+    assert [note for note in dataset.notes if "empty document" in note] == ["3 empty documents skipped"]
     only_empty = write(tmp_path, '{"text": ""}\n' * 5, "e.jsonl")
     with pytest.raises(DataError, match=r"e\.jsonl"):
         prepare_dataset(configured(tmp_path, type="jsonl", path=str(only_empty)))
@@ -162,6 +163,29 @@ def test_what_a_vocabulary_file_does_not_know_and_where_its_texts_end_is_told(tm
     assert not any("run together" in note for note in named.notes)
     write(tmp_path, '{"eos_token": "<EOT>"}', "tokenizer_config.json")
     assert prepared().fingerprint == named.fingerprint
+
+
+def test_a_line_of_numbers_is_told_of_each_source_also_when_its_tokens_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_bytes(b"one\n" * 49 + b"\0\x01\xff\xe9")
+    (folder / "b.txt").write_bytes("zwölf\n".encode() * 2)
+    (folder / "c.log").write_bytes(b"log\n")
+    write(tmp_path, "validation " * 9, "v.txt")
+    config = configured(
+        tmp_path, path=str(folder), validation={"type": "local_text", "path": str(tmp_path / "v.txt")}
+    )
+    expected = "2 files ({0}/a.txt, {0}/b.txt): 2 documents, 214 bytes, of which 1.87% are no text "
+    expected += "(1 NUL, 1 control character, 2 not UTF-8)"
+    for more in ("", "d.log"):
+        if more:
+            (folder / more).write_bytes(b"log\n")
+        notes = prepare_dataset(config).notes
+        assert expected.format(folder) in notes
+        assert f"validation: {tmp_path}/v.txt: 1 document, 99 bytes" in notes
+        left = [note for note in notes if "not read" in note]
+        assert len(left) == 1
+        assert ("2 .log" if more else "1 .log") in left[0], "of now, not of when the tokens were made"
 
 
 def test_unknown_characters_are_counted_where_the_vocabulary_has_an_id_for_them(tmp_path: Path) -> None:
@@ -238,11 +262,28 @@ def test_a_validation_source_is_used_and_all_of_the_training_source_trains(tmp_p
     )
 
 
-def test_validating_on_the_training_text_is_noted(tmp_path: Path) -> None:
-    write(tmp_path, "train " * 20)
-    table = {"type": "local_text", "path": str(write(tmp_path, "train " * 20, "v.txt"))}
-    notes = prepare_dataset(configured(tmp_path, validation=table)).notes
+def test_validating_on_a_file_that_is_trained_on_is_refused_unless_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, "train " * 20)
+    copy, link = write(tmp_path, "train " * 20, "copy.txt"), tmp_path / "link.txt"
+    os.link(path, link)
+    other = write(tmp_path, "other " * 20, "other.txt")
+    for name in (path, copy, link, [str(other), str(link)]):
+        table = {
+            "type": "local_text",
+            "path": [str(part) for part in (name if isinstance(name, list) else [name])],
+        }
+        with pytest.raises(
+            DataError, match=r"dataset\.validation.*s\.txt.*dataset\.allow_shared_files"
+        ) as caught:
+            prepare_dataset(configured(tmp_path, validation=table))
+        one_line(caught)
+        prepare_dataset(configured(tmp_path, validation=table, allow_shared_files=True))
+    table = {"type": "local_text", "path": str(copy)}
+    notes = prepare_dataset(configured(tmp_path, validation=table, allow_shared_files=True)).notes
     assert any("validation text is the training text" in note for note in notes)
+    table["path"] = str(other)
+    dataset = prepare_dataset(configured(tmp_path, validation=table))
+    assert text_of(dataset.validation, dataset) == "other " * 20
 
 
 def test_validation_files_of_a_repository_are_used(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..config import Config, cache_directory
 from ..errors import DataError, WyrmlingError
-from ..text.sources import Piece, Source, open_source, open_validation_source
+from ..text.sources import Piece, Source, open_source, open_validation_source, shared_file
 from ..text.sources.base import Tally, separated
 from ..text.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
 from .encoding import Progress, Tell, checked_ids
@@ -140,14 +140,15 @@ def prepare_dataset(
     separator = _separator(settings.document_separator, tokenizer, learned=settings.tokenizer.type)
     source = open_source(settings, cache_dir=cache, separator=separator)
     validation_source = open_validation_source(settings, cache_dir=cache, separator=separator)
+    _refuse_shared_files(settings, source, validation_source)
     divided = validation_source is None and settings.train_split_ratio < 1
     if tokenizer is None:
         tokenizer = _learned_tokenizer(settings, source, divided, cache, tell)
     store = _store(source, tokenizer, cache, progress, tell)
     notes = [
         *tokenizer.notes,
+        *source.opening_notes,
         *store.notes,
-        *source.notes,
         *_notes_on_ends(settings, tokenizer, store, separator),
     ]
     if validation_source is None:
@@ -156,7 +157,9 @@ def prepare_dataset(
         validation_store = _store(validation_source, tokenizer, cache, progress, tell)
         train = _whole(store, "train", source_names(source))
         validation = _whole(validation_store, "validation", source_names(validation_source))
-        notes += [f"validation: {note}" for note in (*validation_store.notes, *validation_source.notes)]
+        notes += [
+            f"validation: {note}" for note in (*validation_source.opening_notes, *validation_store.notes)
+        ]
         notes += _notes_on_validation(config, store, validation_store)
     dataset = Dataset(tokenizer, train, validation, list(dict.fromkeys(notes)))
     dataset.check(config.training.block_size)
@@ -254,6 +257,20 @@ def _notes_on_ends(settings: Any, tokenizer: Tokenizer, store: TokenStore, separ
         )
     elif not separator and settings.document_separator is None:
         yield f"{together}: dataset.document_separator names a text to put between them"
+
+
+def _refuse_shared_files(settings: Any, source: Source, validation: Source | None) -> None:
+    """Refuse to validate on files that are trained on, unless that is asked for."""
+    if validation is None or settings.allow_shared_files:
+        return
+    shared = shared_file(source.files, validation.files)
+    if shared is not None:
+        train, other = shared
+        same = "" if train.name == other.name else f", which is {train.name},"
+        raise DataError(
+            f"dataset.validation: {other.name}{same} is trained on too, so its loss would say nothing about new text; "
+            "name other files, or set dataset.allow_shared_files = true"
+        )
 
 
 def _notes_on_validation(config: Config, store: TokenStore, validation: TokenStore) -> Iterator[str]:

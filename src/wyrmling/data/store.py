@@ -315,7 +315,7 @@ def _write_store(path: Path, source: Source, tokenizer: Tokenizer, progress: Pro
                     progress(done if total is None else min(done, total), total)
             if not encoder.count:
                 raise DataError(f"{source_names(source)}: nothing to train on (no text, no token)")
-            sink.finish(_header(encoder, tokenizer, signature, source.notes))
+            sink.finish(_header(encoder, tokenizer, signature, source.reading_notes(encoder.documents)))
         publish(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)

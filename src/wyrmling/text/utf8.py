@@ -21,6 +21,11 @@ def find_invalid(data: bytes) -> int | None:
     return None
 
 
+def count_invalid(data: bytes) -> int:
+    """How many bytes of `data` belong to no valid UTF-8 character."""
+    return len(data) - len(data.decode("utf-8", "ignore").encode("utf-8"))
+
+
 def character_boundary(data: bytes | bytearray, limit: int) -> int:
     """The last offset `<= limit` at which a character of `data` starts, so that a cut there splits none.
 

@@ -37,6 +37,10 @@ from ..runs.environment import given_run
 from ..runs.records import changes, listed
 from ..watch.events import Message
 
+# How files are read may change: the text or the ids that come of it have to be the same as before.
+READING = ("suffixes", "encoding", "max_unpacked_mb", "dtype", "byte_order", "header_bytes")
+
+
 # What a resumed run may change: how long, how often, what is shown, where things lie. A changed path, delimiter or
 # separator is harmless because the text's fingerprint is compared.
 CHANGEABLE = (
@@ -56,11 +60,13 @@ CHANGEABLE = (
     "training.resume_checkpoint_step",
     "training.init_checkpoint_path",
     "training.init_checkpoint_step",
+    "dataset.allow_shared_files",
     "dataset.cache_dir",
     "dataset.delimiter",
     "dataset.document_separator",
     "dataset.path",
     "dataset.local_dir",
+    *(f"dataset{table}.{key}" for table in ("", ".validation") for key in READING),
     "dataset.validation.delimiter",
     "dataset.validation.path",
     "dataset.validation.local_dir",

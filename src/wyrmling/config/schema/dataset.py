@@ -46,6 +46,9 @@ class DatasetOptions(Table):
     validation: Annotated[SourceConfig, source_kinds] | None = Field(
         default=None, description="Another source to validate on, instead of a share of this one."
     )
+    allow_shared_files: bool = Field(
+        default=False, description="Let `[dataset.validation]` name files that are trained on too."
+    )
 
 
 class LocalTextDataset(LocalTextSource, DatasetOptions):

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from ...errors import ConfigError
 from .base import PIECE_TOKENS, Piece, Source
 from .cutting import PIECE_BYTES
-from .files import InputFile, reading_options, shown
+from .files import InputFile, reading_options, shared_file, shown
 from .hugging_face import open_hugging_face
 from .local import TextFiles, open_local_text
 from .opening import text_of
@@ -37,6 +37,7 @@ __all__ = [
     "open_source",
     "open_validation_source",
     "read_prompt",
+    "shared_file",
 ]
 
 

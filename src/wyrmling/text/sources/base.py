@@ -80,14 +80,24 @@ class Source(ABC):
         self.kind = kind
         self.files = tuple(files)
         self._settings = dict(settings)
-        self._opening_notes = tuple(notes)
+        self.opening_notes = tuple(notes)
         self.separator = b""
         self._tally = Tally()
 
     @property
     def notes(self) -> list[str]:
         """What a person should know: from opening the source, then from the last (or running) pass."""
-        return [*self._opening_notes, *self._tally.sentences()]
+        return [*self.opening_notes, *self._tally.sentences()]
+
+    def reading_notes(self, documents: int) -> list[str]:
+        """What the last pass read, in one line of numbers, and what a person should know of it: this stays with the
+        tokens that are kept.
+
+        Args:
+            documents: how many there are (a file of token ids may hold many).
+        """
+        line = self._tally.line([file.name for file in self.files], documents)
+        return [line, *self._tally.sentences()]
 
     @property
     def total_bytes(self) -> int | None:
@@ -119,7 +129,9 @@ class Source(ABC):
             for piece in self._read(tally):
                 tally.documents += piece.documents
                 if isinstance(piece.data, bytes):
-                    tally.crlf += piece.data.count(b"\r\n")
+                    tally.count_text(piece.data)
+                else:
+                    tally.token_ids += len(piece.data)
                 yield piece
 
         yield from separated(read(), self.separator, tally)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -133,6 +134,27 @@ class InputFile:
         """
         with self.open() as stream:
             yield as_text(stream, self.name, self.encoding, tally, strict=strict)
+
+
+def shared_file(
+    files: Sequence[InputFile], others: Sequence[InputFile]
+) -> tuple[InputFile, InputFile] | None:
+    """A file that stands on both sides: under whatever name, or as a copy that is the same byte for byte."""
+    by_identity = {file.identity(): file for file in files}
+    by_size: dict[int, list[InputFile]] = {}
+    for file in files:
+        by_size.setdefault(file.size(), []).append(file)
+    for other in others:
+        if other.identity() in by_identity:
+            return by_identity[other.identity()], other
+        for file in by_size.get(other.size(), []):
+            try:
+                same = other.size() > 0 and filecmp.cmp(file.path, other.path, shallow=False)
+            except OSError as error:
+                raise refusal(other.name, error) from error
+            if same:
+                return file, other
+    return None
 
 
 def identity_of(found: os.stat_result, path: Path) -> tuple[int, int] | str:

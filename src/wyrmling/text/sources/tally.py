@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ..utf8 import count_invalid, find_invalid
+from .content import count_controls
+
 _SHOWN_NAMES = 3
 
 
@@ -23,11 +26,43 @@ class Tally:
     longest_span: tuple[int, str] = (0, "")
     byte_order_marks: list[str] = field(default_factory=list)
     decoded_though_utf8: list[str] = field(default_factory=list)
+    text_bytes: int = 0
+    token_ids: int = 0
+    nul: int = 0
+    controls: int = 0
+    invalid: int = 0
     crlf: int = 0
     replaced: int = 0
     separated: int = 0
     separator: bytes = b""
     limit_reached: int | None = None
+
+    def count_text(self, data: bytes) -> None:
+        """Count the bytes of a part of a text, and those of them that are none."""
+        self.text_bytes += len(data)
+        self.crlf += data.count(b"\r\n")
+        found = count_controls(data)
+        if found:
+            nul = data.count(b"\0")
+            self.nul, self.controls = self.nul + nul, self.controls + found - nul
+        if find_invalid(data) is not None:
+            self.invalid += count_invalid(data)
+
+    def line(self, names: Sequence[str], documents: int) -> str:
+        """What was read, in numbers: files, documents, bytes or ids, and the share of bytes that are no text."""
+        files = names[0] if len(names) == 1 else f"{len(names)} files ({listed(names)})"
+        sizes = [counted(self.text_bytes, "byte")] if self.text_bytes else []
+        sizes += [counted(self.token_ids, "token id")] if self.token_ids else []
+        text = f"{files}: {', '.join([counted(documents, 'document'), *sizes])}"
+        kinds = [
+            (self.nul, "NUL"),
+            (self.controls, counted(self.controls, "control character").partition(" ")[2]),
+            (self.invalid, "not UTF-8"),
+        ]
+        odd = ", ".join(f"{number:,} {kind}" for number, kind in kinds if number)
+        if odd:
+            text += f", of which {(self.nul + self.controls + self.invalid) / self.text_bytes:.2%} are no text ({odd})"
+        return text
 
     def skip(self, kind: str, reason: str) -> None:
         """Count a record that is left out by the kind of its fault; the first reason is kept."""
@@ -91,7 +126,7 @@ class Tally:
 
 def counted(number: int, noun: str) -> str:
     """`1 record`, `2 records`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def listed(names: Sequence[str]) -> str:
