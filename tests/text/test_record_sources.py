@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import json
@@ -438,6 +439,19 @@ def test_many_records_are_read_in_bounded_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert count == 1501
     assert peak < 2 << 20
+
+
+def test_many_records_are_left_out_in_bounded_memory(tmp_path: Path) -> None:
+    file = csv_file(tmp_path, b"id,text\n0,x\n" + b"1\n" * 20_000)
+    for field in ("text", "body"):
+        source = opened(records("csv", file, field=field, on_error="skip"))
+        tracemalloc.start()
+        with contextlib.suppress(DataError):
+            documents(source)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert "without field" in source.notes[0]
+        assert peak < 1 << 20
 
 
 def test_a_record_longer_than_the_limit_is_refused_or_left_out(

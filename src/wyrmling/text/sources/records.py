@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...errors import ConfigError, DataError
 from .base import Piece, Source, Tally, whole_document
 from .delimited import table_rows
@@ -17,7 +19,7 @@ from .finding import find_files
 from .json_values import json_records
 from .lines import text_lines
 from .parquet import parquet_rows
-from .rendering import Malformed, Reader, Rendering, joined, parse_template
+from .rendering import Malformed, Reader, Record, Rendering, joined, parse_template
 
 if TYPE_CHECKING:
     from ...config.schema.sources import CsvSource, JsonLinesSource, ParquetSource, RecordKeys
@@ -65,19 +67,27 @@ class RecordFiles(Source):
                 if self._limit is not None and tally.documents >= self._limit:
                     tally.limit_reached = self._limit
                     return
-                try:
-                    if isinstance(record, Malformed):
-                        raise record
-                    content = self._render(record)
-                except Malformed as reason:
-                    if not self._skip:
-                        raise DataError(
-                            f"{place}: {reason}; correct the record, "
-                            'or set dataset.on_error = "skip" to leave such records out'
-                        ) from None
-                    tally.skip(reason.kind, f"{place}: {reason}")
-                    continue
-                yield from whole_document(content, tally, place)
+                content = self._content(record)
+                if not isinstance(content, Malformed):
+                    yield from whole_document(content, tally, place)
+                elif self._skip:
+                    tally.skip(content.kind, f"{place}: {content}")
+                else:
+                    raise DataError(
+                        f"{place}: {content}; correct the record, "
+                        'or set dataset.on_error = "skip" to leave such records out'
+                    )
+
+    def _content(self, record: Record | Malformed) -> bytes | np.ndarray | Malformed:
+        """The document of a record, or why there is none. What a reader gives for a million records is not raised:
+        each time would add to its traceback.
+        """
+        if isinstance(record, Malformed):
+            return record
+        try:
+            return self._render(record)
+        except Malformed as reason:
+            return reason
 
 
 def open_records(config: JsonLinesSource | CsvSource | ParquetSource) -> Source:
