@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...numerics.decays import decayed, powers
+from ...numerics.sums import for_masked_product
 
 ROWS = 128  # rows of scores per product: tall enough for the matrix units, short enough to waste little
 
@@ -88,8 +89,15 @@ class DenseBlock(torch.autograd.Function):
         table = _table(log_decay, length, wide, queries.device)
         scores = _lower_products(queries, queries, table)
         v_heads = v.expand(heads, *v.shape).reshape(heads * rows, length, -1)
-        reads = torch.cat([torch.bmm(p, v_heads[:, : p.shape[2]]) for p in scores], dim=1).to(wide)
+        readable, seen = for_masked_product(v, 1, own=False)
+        if seen is not None:
+            readable = readable.expand(heads, *v.shape).reshape_as(v_heads)
+        else:
+            readable = v_heads
+        reads = torch.cat([torch.bmm(p, readable[:, : p.shape[2]]) for p in scores], dim=1).to(wide)
         reads = reads.unflatten(0, (heads, rows))
+        if seen is not None:
+            reads = reads + seen
         if state is not None:
             carried = torch.bmm(q, state.flatten(0, 1).to(q.dtype)).unflatten(0, (heads, rows)).to(wide)
             reads = reads + _since_start(carried, table)

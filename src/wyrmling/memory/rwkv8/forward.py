@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...numerics.sums import for_masked_product
 from .halving import Powers, padded
 from .naive import EPS
 from .workspace import Workspace
@@ -196,7 +197,10 @@ def forward_pass(
         write = carry or index + 1 < count
         chunks.block.find_scores(scale=write or state is not None)
         scores = chunks.block.scores[:, : chunks.length, : chunks.length]
-        read = torch.bmm(scores, chunks.by_head).to(chunks.wide)
+        finite, seen = for_masked_product(chunks.by_head, 1, own=False)
+        read = torch.bmm(scores, finite).to(chunks.wide)
+        if seen is not None:
+            read += seen
         if before is not None:
             read += torch.bmm(chunks.state_queries(), before)
         reads[:, :, chunks.tokens] = read.unflatten(0, groups).mul_(chunks.inverse)

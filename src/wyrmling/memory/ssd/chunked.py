@@ -37,7 +37,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ...numerics.decays import decayed
-from ...numerics.sums import running_sum
+from ...numerics.sums import for_masked_product, running_sum
 from ..base import sums_dtype
 
 CHUNK = 64
@@ -56,7 +56,8 @@ class _Decays:
         self.to_end = (last - total).clamp_max_(0).to(dtype).exp()[..., None]  # [B, H, c, Q, 1]
         self.whole = last.to(dtype).exp()[..., None]  # [B, H, c, 1, 1]
         between = (total[..., :, None] - total[..., None, :]).clamp_max_(0).to(dtype)
-        self.between = between.exp_().tril_()  # [B, H, c, Q, Q]
+        # [B, H, c, Q, Q]; 1 above the diagonal: what it is multiplied with is masked, since 0 times inf is no mask
+        self.between = between.exp_()
 
 
 def _product(left: Tensor, right: Tensor, add_to: Tensor | None = None) -> Tensor:
@@ -108,7 +109,10 @@ class _Segment(torch.autograd.Function):
         Returns: reads [B, H, c, Q, P]; final state [B, H, P, N], or None without `carry`.
         """
         decays = _Decays(log_decay)
-        reads = _product(_heads_of(_product(c, b.mT), decays.between), x)
+        finite, seen = for_masked_product(x, -2, own=True)
+        reads = _product(_heads_of(_product(c, b.mT), decays.between).tril_(), finite)
+        if seen is not None:
+            reads += seen
         before = final = None
         if state is not None or carry or x.shape[2] > 1:
             writes = _product(x.mT, _heads_of(b, decays.to_end))
@@ -130,11 +134,11 @@ class _Segment(torch.autograd.Function):
             groups = b.shape[1]
             decays = _Decays(log_decay)
             raw = _product(c, b.mT)
-            g_scores = _product(g, x.mT).mul_(decays.between)  # M
+            g_scores = _product(g, x.mT).mul_(decays.between).tril_()  # M
             across = _across(_heads_of(raw, g_scores))
             shared = _sum_of_heads(g_scores, groups)
             g_c, g_b = _product(shared, b), _product(shared.mT, c)
-            g_x = _product(_heads_of(raw, decays.between).mT, g)
+            g_x = _product(_heads_of(raw, decays.between).tril_().mT, g)
             g_state = None
             if before is not None:
                 writes = _product(g.mT, _heads_of(c, decays.from_start))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.decays import decayed
+from ...numerics.sums import for_masked_product
 from .block import lower_products, products, weigh
 from .call import LayerCall, Tile, add_state, product
 
@@ -108,7 +109,12 @@ def _tile(
 
 def read_past(call: LayerCall, tile: Tile, q: Tensor, scores: list[Tensor], state: Tensor | None) -> Tensor:
     """What the past says to the neurons, [G, R, C, D] as sums. q [G R, C, K], state [G R, K, D]."""
-    read = weigh(scores, tile.by_head).to(call.shared.sums)
+    finite, seen = for_masked_product(tile.values, 1, own=False)
+    heads = len(tile.by_head) // len(finite)
+    by_head = tile.by_head if seen is None else finite.repeat(heads, 1, 1)
+    read = weigh(scores, by_head).to(call.shared.sums)
+    if seen is not None:
+        read += seen.repeat(heads, 1, 1)
     if state is not None:
         before = products(q, state.to(q.dtype))
         read = read + (before if tile.decays is None else before * tile.decays.since)
