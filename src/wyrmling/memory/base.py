@@ -78,7 +78,6 @@ class Memory(nn.Module, ABC):
         """
         return state
 
-    @abstractmethod
     def forward(
         self,
         neurons: Tensor,
@@ -93,10 +92,36 @@ class Memory(nn.Module, ABC):
 
         Args:
             neurons: [B, H, T, N], which neurons fire.
-            stream: [B, T, D], the dense stream that is stored.
+            stream: [B, T, D], the dense stream that is stored. Without rows or tokens the read is empty too, the
+                state stays as it is, and all gradients are zeros.
             state: the state before the first token; None is the empty one.
             position: int64 [B] on the CPU, tokens each row has seen before this call (after resets).
             reset: bool [B], rows to empty before the first token.
             carry: False says that nobody will read the final state, which then need not be computed (None).
         Returns: read [B, read_heads, T, D], final state.
         """
+        if state is not None and reset is not None:
+            state = reset_rows(state, reset)
+        if stream.numel():
+            return self._read(neurons, stream, state, position, carry)
+        rows, length, width = stream.shape
+        wide = sums_dtype(stream)
+        if state is None and carry:
+            state = self.initial_state(rows, neurons=neurons.shape[-1], device=stream.device)
+            state = {name: part.to(wide) for name, part in state.items()}
+        # of no numbers, and yet a function of everything
+        whole = sum((x.sum() for x in (neurons, *self.parameters())), stream.sum()).to(wide)
+        return stream.new_zeros(rows, self.read_heads, length, width, dtype=wide) + whole, (
+            state if carry else None
+        )
+
+    @abstractmethod
+    def _read(
+        self,
+        neurons: Tensor,
+        stream: Tensor,
+        state: MemoryState | None,
+        position: Tensor,
+        carry: bool,
+    ) -> tuple[Tensor, MemoryState | None]:
+        """`forward` for at least one row and one token, after resets."""

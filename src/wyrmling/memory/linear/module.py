@@ -15,7 +15,7 @@ from ...numerics.positions import (
     rotary_frequencies,
     rotate,
 )
-from ..base import Memory, MemoryState, reset_rows, sums_dtype
+from ..base import Memory, MemoryState, sums_dtype
 from ..choose import DEFAULT_CHUNK, FormChoice, choose_form
 from . import chunked, dense, naive
 
@@ -133,18 +133,14 @@ class LinearAttention(Memory):
         """-slope per head, float64 [H] on the CPU, under alibi, else None."""
         return None if self.slopes is None else -self.slopes
 
-    def forward(
+    def _read(
         self,
         neurons: Tensor,
         stream: Tensor,
-        state: MemoryState | None = None,
-        *,
+        state: MemoryState | None,
         position: Tensor,
-        reset: Tensor | None = None,
-        carry: bool = True,
+        carry: bool,
     ) -> tuple[Tensor, MemoryState | None]:
-        if state is not None and reset is not None:
-            state = reset_rows(state, reset)
         queries = self.encode(neurons, position)
         length = queries.shape[2]
         # sums and states in float32 or better, whatever the products run in

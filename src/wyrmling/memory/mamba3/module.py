@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...numerics.roles import Role, declare
-from ..base import Memory, MemoryState, reset_rows, sums_dtype
+from ..base import Memory, MemoryState, sums_dtype
 from ..choose import FormChoice
 from ..ssd.weights import (
     inverse_softplus,
@@ -165,18 +165,14 @@ class Mamba3(Memory):
         }
         return {name: torch.zeros(rows, self.heads, *shape, device=device) for name, shape in shapes.items()}
 
-    def forward(
+    def _read(
         self,
         neurons: Tensor,
         stream: Tensor,
-        state: MemoryState | None = None,
-        *,
+        state: MemoryState | None,
         position: Tensor,
-        reset: Tensor | None = None,
-        carry: bool = True,
+        carry: bool,
     ) -> tuple[Tensor, MemoryState | None]:
-        if state is not None and reset is not None:
-            state = reset_rows(state, reset)
         # everything between the projections in float32 or better, whatever they run in
         wide = sums_dtype(stream)
         projected = stream.to(self.in_proj.dtype) @ self.in_proj

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...numerics.roles import Role, declare
-from ..base import Memory, MemoryState, reset_rows, sums_dtype
+from ..base import Memory, MemoryState, sums_dtype
 from ..choose import FormChoice
 from . import chunked, naive
 from .chunking import FIRST, SCRATCH_BYTES, runtime_chunk
@@ -103,18 +103,14 @@ class Rwkv8(Memory):
             "norm": state["norm"].masked_fill(keys, 0),
         }
 
-    def forward(
+    def _read(
         self,
         neurons: Tensor,
         stream: Tensor,
-        state: MemoryState | None = None,
-        *,
+        state: MemoryState | None,
         position: Tensor,
-        reset: Tensor | None = None,
-        carry: bool = True,
+        carry: bool,
     ) -> tuple[Tensor, MemoryState | None]:
-        if state is not None and reset is not None:
-            state = reset_rows(state, reset)
         rows, _, length, width = neurons.shape
         # sums and states in float32 or better, whatever the products run in
         wide = sums_dtype(stream)
