@@ -291,6 +291,25 @@ def test_text_over_any_border_is_the_text_in_one_go(
     assert shown == tokenizer.decode(everything)
 
 
+@pytest.mark.parametrize(
+    "name", ["byte", "bpe", "unigram", "unigram_bytes", "llama", "byte_level_among_others"]
+)
+@pytest.mark.parametrize("prompt", ["the", " low", "e"])
+def test_a_prompt_that_goes_on_is_written_as_it_was_given(name: str, prompt: str) -> None:
+    """Vocabularies that write a space before a text write none in its middle."""
+    tokenizer = VOCABULARIES[name]
+    model = model_for(tokenizer)
+    before = TextGeneration(
+        model, tokenizer, [encode_prompt(tokenizer, "the")], GenerationSettings(max_tokens=1), keep_state=True
+    )
+    before.finish()
+    after = encode_prompt(tokenizer, prompt, start=False)
+    going_on = TextGeneration(
+        model, tokenizer, [after], GenerationSettings(max_tokens=1), conversation=before.conversation()
+    )
+    assert going_on.results[0].opening.removeprefix("\ufffd") == prompt
+
+
 CUTS = [name for name, tokenizer in VOCABULARIES.items() if len(tokenizer.byte_ids()) >= 128]
 
 
@@ -316,6 +335,11 @@ def test_a_prompt_cut_inside_a_character_goes_on_with_its_rest(name: str) -> Non
         model, tokenizer, [rest], GenerationSettings(max_tokens=1), conversation=before.conversation()
     )
     assert after.finish()[0].opening.replace(" ", "") == "\N{GRINNING FACE}é"
+
+
+def test_bytes_that_are_no_text_go_on_as_they_are() -> None:
+    for start in (True, False):
+        assert encode_prompt(ByteTokenizer(), b"a\xffb\xc3", start=start).ids == (97, 255, 98, 195)
 
 
 def test_a_cut_prompt_is_refused_with_its_place_where_characters_are_tokens() -> None:

@@ -99,16 +99,17 @@ def encode_prompt(
     """A prompt as tokens. Pretokenized prompts are written as ids: `1 2 3`.
 
     An empty prompt starts from what stood before documents in training (see `start_token`). With
-    `start = False`, where the prompt goes on from something, it stays empty.
+    `start = False`, where the prompt goes on from something, it stays empty, and the space that some vocabularies write
+    before a text is left out where that can be.
 
     Raises:
         DataError: characters or ids outside the vocabulary (named, with their places).
     """
     if isinstance(prompt, bytes):
         prompt = prompt.removeprefix(codecs.BOM_UTF8)
-        ids = _ids_of_bytes(tokenizer, prompt, origin)
+        ids = _ids_of_bytes(tokenizer, prompt, origin, start)
     else:
-        ids = tuple(tokenizer.encode(prompt, origin=origin).tolist()) if prompt else ()
+        ids = _ids(tokenizer, prompt, origin, 0, start)
     if not ids and start:
         token, name = start_token(tokenizer)
         return Prompt((token,), given=False, note=f"{origin} is empty: starting from {name} (token {token})")
@@ -117,15 +118,36 @@ def encode_prompt(
     return Prompt(ids, note=note)
 
 
-def _ids_of_bytes(tokenizer: Tokenizer, data: bytes, origin: str) -> tuple[int, ...]:
+def _ids_of_bytes(tokenizer: Tokenizer, data: bytes, origin: str, start: bool) -> tuple[int, ...]:
     """Parts of characters at the borders are read byte by byte where the tokenizer has ids for bytes."""
-    start, stop = cut_characters(data)
-    parts = {*data[:start], *data[stop:]}
+    first, last = cut_characters(data)
+    parts = {*data[:first], *data[last:]}
     bytewise = tokenizer.byte_ids() if parts else {}
     if not bytewise.keys() >= parts:
-        start, stop = 0, len(data)  # the tokenizer says what is wrong, and where
-    whole = tokenizer.encode(data[start:stop], origin=origin, offset=start).tolist() if start < stop else []
-    return (*[bytewise[byte] for byte in data[:start]], *whole, *[bytewise[byte] for byte in data[stop:]])
+        first, last = 0, len(data)  # the tokenizer says what is wrong, and where
+    whole = _ids(tokenizer, data[first:last], origin, first, start and not first)
+    return (*[bytewise[byte] for byte in data[:first]], *whole, *[bytewise[byte] for byte in data[last:]])
+
+
+def _ids(tokenizer: Tokenizer, text: bytes | str, origin: str, offset: int, start: bool) -> tuple[int, ...]:
+    """The ids of whole characters: of a text, or of one that goes on from another."""
+    if not text:
+        return ()
+    ids = tokenizer.encode(text, origin=origin, offset=offset).tolist()
+    if start or not has_text(tokenizer):
+        return tuple(ids)
+    wanted = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    for lead in ("", "\n", "."):  # behind a lead of its own, a vocabulary writes no space before the text
+        try:
+            before = tokenizer.encode(lead).tolist() if lead else ids
+            both = tokenizer.encode(lead + wanted).tolist() if lead else [*ids, *ids]
+        except DataError:  # the lead is not in the vocabulary
+            continue
+        rest, decoder = both[len(before) :], tokenizer.stream_decoder()
+        decoder.read(before)
+        if both[: len(before)] == before and decoder.read(rest) == wanted:
+            return tuple(rest)
+    return tuple(ids)
 
 
 def start_token(tokenizer: Tokenizer) -> tuple[int, str]:
