@@ -97,6 +97,34 @@ def test_a_compiler_is_tried_once(programs: Path) -> None:
     assert tries.read_text() == "once\n"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
+def test_that_a_compiler_works_is_found_out_once_and_only_that_is_kept(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, on a machine so busy that its trial would be given up, takes the compiler all the same."""
+    outcome: Compiler | None = Compiler(None, "busy")
+    tries = []
+
+    def trial(path: str, patience: float) -> Compiler | None:
+        tries.append(path)
+        return outcome
+
+    monkeypatch.setattr(compiling, "_trial", trial)
+    program(programs / "g++", "exit 0")
+    assert working_compiler() == outcome
+    outcome = None
+    compiling._tried.cache_clear()
+    assert working_compiler().path == str(programs / "g++")
+    outcome = Compiler(None, "busy")
+    compiling._tried.cache_clear()
+    assert working_compiler().path == str(programs / "g++")
+    assert len(tries) == 2
+    program(programs / "g++", "exit 1 # another compiler")
+    compiling._tried.cache_clear()
+    assert working_compiler() == outcome
+    compiling._tried.cache_clear()
+
+
 def test_the_named_compiler_is_the_only_one(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(programs / "mine"))
     assert find_compiler() is None

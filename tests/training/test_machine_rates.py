@@ -1,9 +1,10 @@
-"""Product rates and the length of a run: what automatic choices are made from."""
+"""What automatic choices are made from: what the machine can do, and sizes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,9 +19,10 @@ from wyrmling.data.dataset import prepare_dataset
 from wyrmling.errors import CheckpointError, ConfigError
 from wyrmling.model import Geometry
 from wyrmling.model.choice import ExecutorChoice
+from wyrmling.runs import Choice
 from wyrmling.training import machine as module
 from wyrmling.training.machine import choose_machine, machine_for_reading
-from wyrmling.training.rates import operations_per_token, product_rates, run_seconds
+from wyrmling.training.rates import operations_per_token, run_seconds
 from wyrmling.training.session import build_parts
 
 
@@ -29,59 +31,65 @@ def geometry(**changes: int) -> Geometry:
     return Geometry.of(ModelConfig(**sizes), 11)  # type: ignore[arg-type]
 
 
-def ticks(*durations: float) -> Iterator[float]:
-    """A clock whose every second reading comes a product later: float32 first, bfloat16 second, in turn."""
-    now = 0.0
-    yield now
-    while True:
-        yield now
-        for duration in durations:
-            yield now
-            now += duration
-            yield now
-
-
-def test_rates_are_operations_over_the_median_time() -> None:
-    clock = ticks(2e-3, 5e-4)
-    rates = product_rates(8, 64, (torch.float32, torch.bfloat16), 1, lambda: next(clock))
-    assert rates[torch.float32] == pytest.approx(2 * 512 * 8 * 64 / 2e-3 / 1e9)
-    assert rates[torch.bfloat16] == pytest.approx(4 * rates[torch.float32])
-
-
-def test_measuring_leaves_threads_and_random_numbers_alone() -> None:
-    torch.manual_seed(3)
-    state, threads = torch.get_rng_state(), torch.get_num_threads()
-    rates = product_rates(8, 64, (torch.float32,), 2)
-    assert list(rates) == [torch.float32]
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_num_threads() == threads
+def choice(name: str, *overrides: str, recipe: str = "tiny") -> Choice:
+    config = load_config(recipe, list(overrides))
+    made = choose_machine(config, Geometry.of(config.effective_model, 256), tokens=1000).choices
+    return next(found for found in made if found.name == name)
 
 
 @pytest.mark.parametrize(
-    ("low", "expected"), [(130.1, "bfloat16"), (850.0, "bfloat16"), (129.0, "float32"), (20.0, "float32")]
+    ("sizes", "expected"),
+    [
+        (("model.n_embd=32", "model.latent_total=224"), "float32"),
+        (("model.n_embd=32", "model.latent_total=256"), "bfloat16"),
+    ],
 )
-def test_bfloat16_is_taken_where_it_is_measured_to_be_faster(
-    monkeypatch: pytest.MonkeyPatch, low: float, expected: str
+def test_bfloat16_is_taken_where_the_processor_has_it_and_matrices_are_large_enough(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[str, ...], expected: str
 ) -> None:
     monkeypatch.setattr(module, "fast_bfloat16", lambda: True)
-    known = {torch.float32: 100.0, torch.bfloat16: low}
-    monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: {d: known[d] for d in dtypes})
-    chosen = choose_machine(load_config("tiny"), geometry(), tokens=1000)
-    dtype = next(choice for choice in chosen.choices if choice.name == "dtype")
-    assert dtype.value == expected
-    assert f"bfloat16 {low:.0f} GFLOP/s, float32 100: {low / 100:.1f}x" in dtype.reason
+    assert choice("dtype", *sizes).value == expected
+    monkeypatch.setattr(module, "fast_bfloat16", lambda: False)
+    assert choice("dtype", *sizes).value == "float32"
+
+
+def test_no_clock_is_read_for_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What changes digits is decided by capability and size: other load can tip no measurement that is not made."""
+    for clock in ("time", "perf_counter", "perf_counter_ns", "monotonic", "process_time"):
+        monkeypatch.setattr(time, clock, lambda: pytest.fail("a clock was read"))
+    for recipe in ("tiny", "shakespeare", "shakespeare-cpu"):
+        config = load_config(recipe)
+        sizes = Geometry.of(config.effective_model, 256)
+        first, second = (choose_machine(config, sizes, tokens=10**6) for _ in range(2))
+        assert first.choices == second.choices
+
+
+def test_threads_are_those_of_the_machine_whatever_the_process_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "physical_cores", lambda: 3)
+    monkeypatch.setattr(module, "usable_cores", lambda: 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(1)
+    assert choice("threads") == Choice("threads", "3", "one per core that this process may use")
+    for words, value in (("5", "5"), ("2,1", "2"), ("20000", "64"), ("many", "3"), ("0", "3")):
+        monkeypatch.setenv("OMP_NUM_THREADS", words)
+        assert choice("threads").value == value
+    assert choice("threads", "runtime.threads=7").reason == "asked for by runtime.threads"
+    with pytest.raises(ConfigError, match=r"runtime\.threads is 20000, and a machine of 6 cores bears 64"):
+        choice("threads", "runtime.threads=20000")
+    monkeypatch.setattr(module, "usable_cores", lambda: 128)
+    assert choice("threads", "runtime.threads=1000").value == "1000"
 
 
 def test_a_processor_that_claims_none_is_not_asked_to_prove_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fast_bfloat16", lambda: False)
-    monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: dict.fromkeys(dtypes, 1e9))
     chosen = choose_machine(load_config("tiny"), geometry(), tokens=1000)
     assert chosen.dtype == torch.float32
     assert chosen.kernels == "eager"
 
 
-def test_stored_choices_are_taken_and_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "product_rates", lambda *_: pytest.fail("measured"))
+def test_stored_choices_are_taken() -> None:
     stored = {
         "device": "cpu",
         "dtype": "bfloat16",
@@ -123,8 +131,7 @@ def test_a_run_that_would_be_computed_otherwise_is_refused() -> None:
             choose_machine(load_config("tiny"), geometry(), {"executor": stored}, tokens=1)
 
 
-def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "product_rates", lambda w, c, dtypes, t: dict.fromkeys(dtypes, 1e9))
+def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot() -> None:
 
     def chosen(budget: str) -> bool:
         config = load_config("shakespeare", [f"runtime.activation_memory={budget}"])
@@ -155,10 +162,9 @@ def test_what_is_kept_has_to_fit_where_the_work_is_done(monkeypatch: pytest.Monk
     ).recompute
 
 
-def test_reading_measures_nothing_and_takes_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "product_rates", lambda *_: pytest.fail("measured"))
+def test_reading_takes_the_dtype_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fast_bfloat16", lambda: True)
-    config = load_config("tiny", ["runtime.device=cpu"])
+    config = load_config("shakespeare", ["runtime.device=cpu"])
     assert machine_for_reading(config, {}).dtype == torch.bfloat16
     for recorded in ("float32", "bfloat16"):
         assert machine_for_reading(config, {"device": "cpu", "dtype": recorded}).dtype == getattr(
@@ -189,9 +195,10 @@ def test_more_of_anything_takes_longer(length: int, tile: int, layers: int) -> N
     operations = operations_per_token(geometry(n_layer=layers), length, tile)
     assert operations < operations_per_token(geometry(n_layer=layers + 1), length, tile)
     assert operations < operations_per_token(geometry(n_layer=layers, latent_total=64), length, tile)
-    seconds = run_seconds(1000, operations, 100.0)
-    assert run_seconds(2000, operations, 100.0) == pytest.approx(2 * seconds)
-    assert run_seconds(1000, operations, 50.0) == pytest.approx(2 * seconds)
+    seconds = run_seconds(1000, operations, torch.float32, 2)
+    assert run_seconds(2000, operations, torch.float32, 2) == pytest.approx(2 * seconds)
+    assert run_seconds(1000, operations, torch.float32, 1) == pytest.approx(2 * seconds)
+    assert run_seconds(1000, operations, torch.bfloat16, 2) < seconds
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,31 @@
 
 PyTorch's compiler (inductor) writes C++ and calls the compiler of the system. Whether that works cannot be seen from
 outside: the compiler may be missing, old, without headers or OpenMP, or hang. So a small function is compiled in a
-child process first, and a run never depends on the outcome.
+child process first, and a run never depends on the outcome. That a compiler works is remembered in the cache, and of
+processes that begin side by side one tries while the others wait: a busy machine does not change what is chosen.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
-from ..errors import CheckpointError, ConfigError
+from filelock import FileLock, Timeout
+
+from ..config import Config
+from ..config.paths import cache_directory
+from ..errors import CheckpointError, ConfigError, WyrmlingError
+from ..files import write_atomically
 from ..runs import Choice
 from ..watch.quantities import duration
 from ..watch.survey import find_compiler
@@ -28,7 +37,7 @@ COST = 25.0
 # The share of a run's time that compiled kernels save.
 GAIN = 0.05
 # Seconds after which a compiler is given up. The trial takes 4 to 15 on two idle cores.
-PATIENCE = 90.0
+PATIENCE = 120.0
 
 _TRIAL = """
 import sys, torch
@@ -142,7 +151,31 @@ def _stored(stored: str, impossible: str | None) -> Choice:
 
 @functools.cache
 def _tried(path: str, patience: float) -> Compiler:
-    """The outcome of the trial with this compiler."""
+    """The outcome of the trial with this compiler: remembered from an earlier one that succeeded, or made now."""
+    mark = _mark(path)
+    if not mark.exists():
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError, Timeout):  # without a cache every process tries for itself
+                mark.parent.mkdir(parents=True, exist_ok=True)
+                held.enter_context(FileLock(f"{mark}.lock").acquire(timeout=2 * patience))
+            failed = None if mark.exists() else _trial(path, patience)
+            if failed is not None:
+                return failed
+            with contextlib.suppress(WyrmlingError):
+                write_atomically(mark, "")
+    return Compiler(path, f"the C++ compiler {path} works")
+
+
+def _mark(path: str) -> Path:
+    """The empty file whose being there says that this very compiler works with this version of PyTorch."""
+    real = os.path.realpath(path)
+    found = os.stat(real)
+    what = f"{real} {found.st_size} {found.st_mtime_ns} torch {metadata.version('torch')}"
+    return cache_directory(Config()) / "compilers" / hashlib.sha256(what.encode()).hexdigest()[:16]
+
+
+def _trial(path: str, patience: float) -> Compiler | None:
+    """Compile a small function; None when it works."""
     commands = [[sys.executable, "-c", _TRIAL]]
     if sys.platform != "win32":
         commands.insert(0, [path, "--version"])  # what PyTorch asks first; tells most failures at once
@@ -152,7 +185,7 @@ def _tried(path: str, patience: float) -> Compiler:
             return Compiler(
                 None, f"the C++ compiler {path} does not work ({failure})", "name another in the variable CXX"
             )
-    return Compiler(path, f"the C++ compiler {path} works")
+    return None
 
 
 def _run(command: list[str], environment: dict[str, str], patience: float) -> str | None:

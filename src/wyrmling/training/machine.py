@@ -22,14 +22,18 @@ from ..model.choice import ExecutorChoice, choose_executor, step_bytes
 from ..model.geometry import Geometry
 from ..runs import Choice
 from ..watch.device_memory import DeviceMemory
-from ..watch.survey import FAST_BFLOAT16, find_compiler
+from ..watch.survey import find_compiler, physical_cores, usable_cores
 from .compiling import choose_kernels, use_compiler
-from .rates import operations_per_token, product_rates, run_seconds
+from .rates import operations_per_token, run_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 # Beyond this share of the memory that is free when the run is created, neurons are computed again instead of kept.
 KEPT_SHARE = 0.4
+# From so many weights in a matrix on, bfloat16 products are at least 1.5 times as fast where a processor has them.
+BFLOAT16_WEIGHTS = 1 << 13
+# Threads that a machine bears: more than its cores gain nothing, thousands end the process.
+THREADS_PER_CORE, LEAST_LIMIT = 8, 64
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ def choose_machine(
 ) -> Machine:
     """Make the choices of a training run that the configuration leaves open, or take the stored ones.
 
-    May measure products (some tens of milliseconds) and, for a run long enough to gain by it, try the C++ compiler
-    (some seconds).
+    Measures nothing: the same command on the same machine makes the same choices, whatever else runs. For a run long
+    enough to gain by it, the C++ compiler is tried (some seconds, once per machine and compiler).
 
     Args:
         stored: name -> value of the choices of the run that goes on; None for a new run.
@@ -94,8 +98,7 @@ def choose_machine(
     old = stored or {}
     device = choose_device(config.runtime.device, old.get("device"))
     threads = _threads(config.runtime.threads, old.get("threads"))
-    measured = _Rates(geometry, int(threads.value))
-    dtype = _dtype(config.runtime.dtype, torch.device(device.value), old.get("dtype"), measured)
+    dtype = _dtype(config, torch.device(device.value), old.get("dtype"))
     training = config.training
     executor = choose_executor(
         config.effective_model,
@@ -116,7 +119,7 @@ def choose_machine(
 
     def seconds() -> float:
         operations = operations_per_token(geometry, training.kernel_block, executor.tile)
-        return run_seconds(tokens, operations, measured.of(DTYPES[dtype.value]))
+        return run_seconds(tokens, operations, DTYPES[dtype.value], int(threads.value))
 
     kernels = choose_kernels(
         config.runtime.compile,
@@ -162,10 +165,11 @@ def machine_for_reading(config: Config, recorded: Mapping[str, str]) -> Machine:
         ConfigError: a device that this machine lacks, or a dtype that the device lacks.
     """
     device = choose_device(config.runtime.device, None)
-    dtype = _dtype(config.runtime.dtype, torch.device(device.value), None, None)
+    dtype = _dtype(config, torch.device(device.value), None)
     known = recorded.get("dtype")
-    if config.runtime.dtype == "auto" and known == "float32" and recorded.get("device") == device.value:
-        dtype = Choice("dtype", known, "as the run was trained")
+    able = known == "float32" or (known == "bfloat16" and fast_bfloat16())
+    if config.runtime.dtype == "auto" and able and recorded.get("device") == device.value:
+        dtype = Choice("dtype", str(known), "as the run was trained")
     threads = _threads(config.runtime.threads, None)
     return Machine(
         torch.device(device.value), DTYPES[dtype.value], int(threads.value), False, (device, dtype, threads)
@@ -247,56 +251,34 @@ def choose_device(asked: str, stored: str | None = None) -> Choice:
 
 
 def fast_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 matrices in hardware."""
+    """Whether this processor multiplies bfloat16 matrices in hardware, and PyTorch uses that (not on macOS)."""
+    if sys.platform == "darwin":
+        return False
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported")
     return any(bool(getattr(torch.cpu, name)()) for name in checks if hasattr(torch.cpu, name))
 
 
-class _Rates:
-    """Product rates of this processor at a model's sizes, measured when they are asked for, and once."""
-
-    def __init__(self, geometry: Geometry, threads: int) -> None:
-        self._columns = geometry.heads * geometry.neurons
-        self._width, self._threads = geometry.width, threads
-        self._known: dict[torch.dtype, float] = {}
-
-    def of(self, *dtypes: torch.dtype) -> float:
-        """GFLOP/s in the first of `dtypes`; those not known yet are measured together."""
-        missing = [dtype for dtype in dtypes if dtype not in self._known]
-        if missing:
-            self._known.update(product_rates(self._width, self._columns, missing, self._threads))
-        return self._known[dtypes[0]]
-
-
-def _dtype(asked: str, device: torch.device, stored: str | None, measured: _Rates | None) -> Choice:
-    """`measured` None: what the processor claims is believed."""
+def _dtype(config: Config, device: torch.device, stored: str | None) -> Choice:
+    """By what the device can do and the sizes of the model: nothing is measured, so nothing can tip the scales."""
+    asked, kept = config.runtime.dtype, "weights, states and sums stay float32"
     if stored is not None:
         return Choice("dtype", stored, "as when the run was created")
     if asked != "auto":
         if asked == "float64" and device.type == "mps":
             raise ConfigError("runtime.dtype: mps has no float64; use float32")
         return Choice("dtype", asked, "asked for by runtime.dtype")
-    if device.type == "cpu":
-        return _cpu_dtype(measured)
     if device.type == "cuda" and torch.cuda.is_bf16_supported():
-        return Choice(
-            "dtype", "bfloat16", "this device multiplies bfloat16; weights, states and sums stay float32"
-        )
-    return Choice("dtype", "float32", f"the safe choice on {device.type}")
-
-
-def _cpu_dtype(measured: _Rates | None) -> Choice:
-    """bfloat16 where the processor has it and it is faster by `FAST_BFLOAT16` or more."""
-    kept = "weights, states and sums stay float32"
+        return Choice("dtype", "bfloat16", f"this device multiplies bfloat16; {kept}")
+    if device.type != "cpu":
+        return Choice("dtype", "float32", f"the safe choice on {device.type}")
     if not fast_bfloat16():
         return Choice("dtype", "float32", "this processor has no bfloat16 products")
-    if measured is None:
-        return Choice("dtype", "bfloat16", f"this processor multiplies bfloat16; {kept}")
-    wide, low = measured.of(torch.float32, torch.bfloat16), measured.of(torch.bfloat16)
-    rates = f"bfloat16 {low:,.0f} GFLOP/s, float32 {wide:,.0f}: {low / wide:.1f}x"
-    if low >= FAST_BFLOAT16 * wide:
-        return Choice("dtype", "bfloat16", f"{rates}; {kept}")
-    return Choice("dtype", "float32", f"{rates}, less than the {FAST_BFLOAT16}x that would pay")
+    weights = config.effective_model.n_embd * config.effective_model.total_neurons
+    if weights < BFLOAT16_WEIGHTS:
+        return Choice(
+            "dtype", "float32", f"matrices of {weights:,} weights: bfloat16 pays from {BFLOAT16_WEIGHTS:,} on"
+        )
+    return Choice("dtype", "bfloat16", f"this processor multiplies bfloat16; {kept}")
 
 
 def _nothing_to_compile(executor: ExecutorChoice, device: str) -> str | None:
@@ -309,11 +291,27 @@ def _nothing_to_compile(executor: ExecutorChoice, device: str) -> str | None:
 
 
 def _threads(asked: int | None, stored: str | None) -> Choice:
+    """The threads of a run: of the machine, whatever the process that it runs in has set.
+
+    Raises:
+        ConfigError: more than this machine bears; thousands of threads end the process.
+    """
     if stored is not None:
         return Choice("threads", stored, "as when the run was created")
+    cores = usable_cores()
+    most = max(LEAST_LIMIT, THREADS_PER_CORE * cores)
     if asked is not None:
+        if asked > most:
+            raise ConfigError(
+                f"runtime.threads is {asked}, and a machine of {cores} cores bears {most} at most; leave it out for "
+                "one per core"
+            )
         return Choice("threads", str(asked), "asked for by runtime.threads")
-    return Choice("threads", str(torch.get_num_threads()), "one per core that PyTorch found")
+    words = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if words.isdecimal() and int(words) > 0:
+        bounded = "" if int(words) <= most else f", of which a machine of {cores} cores bears {most}"
+        return Choice("threads", str(min(int(words), most)), f"OMP_NUM_THREADS asks for {words}{bounded}")
+    return Choice("threads", str(physical_cores()), "one per core that this process may use")
 
 
 def _activation_memory(

@@ -1,59 +1,19 @@
-"""How fast this processor multiplies matrices, and what a run of a given length takes at that rate."""
+"""About how long a run takes: coarse, and the same every time, for what is decided by it."""
 
 from __future__ import annotations
-
-import contextlib
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from ..memory.choose import chunked_cost, dense_cost
 from ..model.geometry import Geometry
 
-PRODUCT_ROWS = 512
-PRODUCT_COLUMNS = 4096
-ROUNDS = 7
-PATIENCE = 0.3
+# Operations per second and thread, in products of a middling size: what a current processor does, whichever it is.
+# Decisions are coarse, and a measurement would make them differ between two runs of one command.
+PER_THREAD = {torch.float64: 30e9, torch.float32: 60e9, torch.bfloat16: 240e9}
 # A training step does its forward products once and twice as many again backward.
 PASSES = 3
 # What a step takes, over what its products alone would take at the measured rate.
 STEP_OVER_PRODUCTS = 2.0
-
-
-def product_rates(
-    width: int,
-    columns: int,
-    dtypes: Sequence[torch.dtype],
-    threads: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[torch.dtype, float]:
-    """GFLOP/s of the product that a model does most, [512, width] x [width, columns], per dtype on the CPU.
-
-    The median over rounds that take the dtypes in turn, so that other load falls on all alike. Takes some tens of
-    milliseconds, and no more than three rounds where those take longer than `PATIENCE` seconds.
-
-    Args:
-        columns: neurons of all heads; at most 4096 of them are used.
-        threads: how many the run will use.
-    """
-    columns = min(columns, PRODUCT_COLUMNS)
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(PRODUCT_ROWS, width, generator=generator)
-    right = torch.randn(width, columns, generator=generator)
-    operands = {dtype: (left.to(dtype), right.to(dtype)) for dtype in dtypes}
-    times: dict[torch.dtype, list[float]] = {dtype: [] for dtype in dtypes}
-    with _threads(threads), torch.no_grad():
-        results = {dtype: a @ b for dtype, (a, b) in operands.items()}  # the first product prepares kernels
-        begun = clock()
-        while len(times[dtypes[0]]) < (ROUNDS if clock() - begun < PATIENCE else 3):
-            for dtype, (a, b) in operands.items():
-                before = clock()
-                torch.mm(a, b, out=results[dtype])
-                times[dtype].append(max(clock() - before, 1e-9))
-    operations = 2 * PRODUCT_ROWS * width * columns
-    return {dtype: operations / statistics.median(taken) / 1e9 for dtype, taken in times.items()}
 
 
 def operations_per_token(geometry: Geometry, length: int, tile: int) -> float:
@@ -69,22 +29,12 @@ def operations_per_token(geometry: Geometry, length: int, tile: int) -> float:
     return 2 * total
 
 
-def run_seconds(tokens: int, operations: float, rate: float) -> float:
-    """About how long a run takes, in seconds.
+def run_seconds(tokens: int, operations: float, dtype: torch.dtype, threads: int) -> float:
+    """About how long a run takes on a CPU, in seconds; a function of its arguments alone.
 
     Args:
         tokens: targets of the whole run.
         operations: of the forward pass per token.
-        rate: GFLOP/s of products.
+        dtype: of the products.
     """
-    return STEP_OVER_PRODUCTS * PASSES * tokens * operations / (rate * 1e9)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return STEP_OVER_PRODUCTS * PASSES * tokens * operations / (PER_THREAD[dtype] * threads)

@@ -89,6 +89,21 @@ def usable_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, round(int(quota) / int(period))))
 
 
+def physical_cores() -> int:
+    """As `usable_cores`, two logical cores that share one counted once where the system tells (Linux)."""
+    usable = usable_cores()
+    if not hasattr(os, "sched_getaffinity"):
+        return usable
+    shared = set()
+    for core in os.sched_getaffinity(0):
+        place = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list")
+        try:
+            shared.add(place.read_text())
+        except OSError:
+            return usable
+    return max(1, min(usable, len(shared)))
+
+
 def find_compiler() -> str | None:
     """The C++ compiler that PyTorch would call, or another that is there; CXX alone where that is set."""
     if named := os.environ.get("CXX"):

@@ -22,6 +22,14 @@ Compiling = Annotated[
 ]
 
 
+def _as_number(value: Any) -> Any:
+    """A part of a byte, written as text, is as wrong as the number."""
+    try:
+        return float(value) if isinstance(value, str) and "." in value else value
+    except ValueError:
+        return value  # "1.5 GB"
+
+
 class StartupAutotune(Table):
     """Find the largest micro-batch that fits in the memory, by trying real training steps, before a run begins."""
 
@@ -57,10 +65,13 @@ class Runtime(Table):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = Field(
         default="auto",
-        description='Type of the products; "auto": bfloat16 where it is measured to be faster, else float32. '
+        description='Type of the products; "auto": bfloat16 where the processor multiplies it and matrices are large '
+        "enough to gain by it, else float32. "
         "Weights, states and sums stay float32.",
     )
-    threads: PositiveInt | None = Field(default=None, description="CPU threads; unset: what PyTorch takes.")
+    threads: PositiveInt | None = Field(
+        default=None, description="CPU threads; unset: OMP_NUM_THREADS, else one per core."
+    )
     compile: Compiling = Field(
         default="auto",
         description='Compile the small kernels between the products on the CPU; "auto": when a C++ compiler works '
@@ -72,7 +83,9 @@ class Runtime(Table):
     prefetch: CountingInt = Field(
         default=2, description="Optimizer steps whose batches are prepared ahead; 0: none."
     )
-    activation_memory: Literal["auto", "keep", "recompute"] | ByteSize = Field(
+    activation_memory: Annotated[
+        Literal["auto", "keep", "recompute"] | ByteSize, BeforeValidator(_as_number)
+    ] = Field(
         default="auto",
         description="Keep what the backward pass needs, or compute it again; a number of bytes "
         '("500 MB"): keep what fits in it. "auto": what fits in the free memory.',
