@@ -84,6 +84,7 @@ def test_an_end_of_text_is_enough(tmp_path: Path) -> None:
         ends = [*dataset.train.document_starts[1:], len(dataset.train)]
         assert [dataset.train.tokens[end - 1] for end in ends] == [dataset.tokenizer.eos_id] * 4
         assert told(dataset) == []
+        assert any("each of the 4 documents ends with the end of text" in note for note in dataset.notes)
         both = prepared(tmp_path, tokenizer, document_separator="\n")
         assert documents(both) == ["The end\n", "Once upon\n", "A cat\n", "sat"]
 

@@ -138,7 +138,7 @@ def test_names_with_dots_lead_inside(tmp_path: Path, field: str, text: bytes) ->
     assert documents(opened(records("jsonl", file, field=field))) == [text]
     assert documents(opened(records("jsonl", file, template="<{" + field + "}>"))) == [b"<" + text + b">"]
     for wrong in ("a.c", "a.b.c", "a.list.3", "a.list.-1", "a.list.x", "a.", ".a", "nothing.b"):
-        with refused("data.jsonl:1", f'no field "{wrong}"', kind=DataError):
+        with refused("data.jsonl:1", f'no field "{wrong}"', "name another field", kind=DataError):
             documents(opened(records("jsonl", file, field=wrong)))
 
 

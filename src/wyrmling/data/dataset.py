@@ -247,7 +247,10 @@ def _whole(store: TokenStore, name: str, where: str = "the given data") -> Split
 
 def _notes_on_ends(settings: Any, tokenizer: Tokenizer, store: TokenStore, separator: bytes) -> Iterator[str]:
     documents = len(store.document_starts)
-    if documents < 2 or tokenizer.eos_id is not None:
+    if documents < 2:
+        return
+    if tokenizer.eos_id is not None:
+        yield f"each of the {documents} documents ends with the end of text (id {tokenizer.eos_id})"
         return
     together = f"the {documents} documents run together"
     if tokenizer.kind in ("bpe", "pretokenized"):

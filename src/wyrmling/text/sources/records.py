@@ -73,8 +73,9 @@ class RecordFiles(Source):
                 elif self._skip:
                     tally.skip(content.kind, f"{place}: {content}")
                 else:
+                    other = "name another field, " if content.kind.startswith("without field") else ""
                     raise DataError(
-                        f"{place}: {content}; correct the record, "
+                        f"{place}: {content}; {other}correct the record, "
                         'or set dataset.on_error = "skip" to leave such records out'
                     )
 
