@@ -421,6 +421,7 @@ def test_the_best_checkpoint_is_what_the_newest_says_whatever_the_pointer_says(t
     write_pointer(tmp_path, "best", 12)
     assert locate_checkpoint(tmp_path, "best").name == "step-000000004"
     (tmp_path / "step-000000012" / "progress.json").write_text("{}")
-    assert locate_checkpoint(tmp_path, "best").name == "step-000000004"
+    with pytest.raises(CheckpointError, match=r"step-000000012.progress\.json is damaged"):
+        locate_checkpoint(tmp_path, "best")
     save_checkpoint(tmp_path, 12, {"model": {}}, {"step": 12})
     assert locate_checkpoint(tmp_path, "best").name == "step-000000012"

@@ -166,7 +166,7 @@ def test_what_a_killed_write_left_is_gone_after_a_resume(tiny_config: Make) -> N
 def test_a_run_is_locked_before_anything_of_it_is_read(tiny_config: Make) -> None:
     config = tiny_config()
     done = wyrmling.train(config, callbacks=[Watcher(stop=4)])
-    with done.run.lock(), pytest.raises(CheckpointError, match="another process"):
+    with done.run.lock(), pytest.raises(CheckpointError, match="is being written by process"):
         wyrmling.train(resume(config, done.run.path))
     assert wyrmling.train(resume(config, done.run.path)).step == 12  # and released again
 

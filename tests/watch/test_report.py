@@ -241,7 +241,7 @@ def test_no_events_is_one_line(tmp_path: Path) -> None:
 
 def test_a_damaged_record_is_named(run: Path) -> None:
     (run / "config.json").write_text("{oops")
-    with pytest.raises(CheckpointError, match=r"config.json: not valid JSON"):
+    with pytest.raises(CheckpointError, match=r"config.json is damaged: it is not JSON"):
         write_report(run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +18,13 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
 
     Args:
         path: a checkpoint, a directory of checkpoints, or a run directory (which has a folder `checkpoint`).
-        step: a number, "latest" (the highest number), "best" (what the newest checkpoint that verifies says was
-            the best so far; the pointer, where it does not say); None: latest, or `path` itself when it is a
+        step: a number, "latest" (the highest number), "best" (what the newest checkpoint says was the best so
+            far; the pointer, where it does not say); None: latest, or `path` itself when it is a
             checkpoint.
 
     Raises:
-        CheckpointError: nothing there; the step is not there (the line names those that are); `path` is a
-            file.
+        CheckpointError: nothing there; the step is not there (the line names those that are); the newest, which knows
+            the best, is damaged; `path` is a file.
     """
     if path.is_file():
         raise CheckpointError(
@@ -43,7 +42,7 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
     if not steps:
         raise CheckpointError(f"there is no checkpoint in {root} yet; train first, or choose another run")
     if step == "best":
-        chosen = _best(root, steps)
+        chosen = _best(root, steps[-1])
         if chosen is None or (chosen == 0 and chosen not in steps):
             raise CheckpointError(
                 f"{root} has no best checkpoint (no validation yet that is below that of the first weights); use latest"
@@ -58,11 +57,8 @@ def locate_checkpoint(path: Path, step: int | Literal["latest", "best"] | None =
     return checkpoint_path(root, chosen)
 
 
-def _best(root: Path, steps: list[int]) -> int | None:
-    for step in reversed(steps):
-        with contextlib.suppress(CheckpointError):
-            best = read_checkpoint(checkpoint_path(root, step), []).progress.get("best")
-            if not isinstance(best, dict):
-                break
-            return best["step"] if isinstance(best.get("step"), int) else None
-    return read_pointer(root, "best")
+def _best(root: Path, newest: int) -> int | None:
+    best = read_checkpoint(checkpoint_path(root, newest), []).progress.get("best")
+    if not isinstance(best, dict):
+        return read_pointer(root, "best")
+    return best["step"] if isinstance(best.get("step"), int) else None

@@ -77,16 +77,26 @@ def load_conversation(path: Path, fingerprints: Mapping[str, str]) -> Conversati
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or no conversation ({error}): start a new one") from error
+    except (
+        safetensors.SafetensorError,
+        OSError,
+        RuntimeError,
+    ) as error:  # torch maps it, with errors of its own
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path} is damaged or no conversation ({reason}): start a new one") from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a conversation of this version (expected {FORMAT})")
-    _check_fingerprints(path, json.loads(metadata.get("fingerprints", "{}")), fingerprints)
-    if metadata.get("sha256") != _digest(tensors):
-        raise CheckpointError(f"{path} is damaged (its SHA-256 is not the one written): start a new one")
-    tokens = tensors.pop("tokens")
-    unshown = bytes(tensors.pop("unshown", torch.empty(0)).tolist()).decode("utf-8")
-    state = State.from_tensors({name.removeprefix(_STATE): tensor for name, tensor in tensors.items()})
+    try:
+        _check_fingerprints(path, dict(json.loads(metadata.get("fingerprints", "{}"))), fingerprints)
+        if metadata.get("sha256") != _digest(tensors):
+            raise ValueError("its SHA-256 is not the one written")
+        tokens = tensors.pop("tokens")
+        unshown = bytes(tensors.pop("unshown", torch.empty(0)).tolist()).decode("utf-8")
+        state = State.from_tensors({name.removeprefix(_STATE): tensor for name, tensor in tensors.items()})
+        if state.rows != 1 or tokens.dim() != 1 or tokens.dtype != torch.int64 or not len(tokens):
+            raise ValueError(f"{state.rows} rows, tokens {tokens.dtype} {list(tokens.shape)}")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}): start a new one") from error
     return Conversation(state, tuple(tokens.tolist()), unshown)
 
 

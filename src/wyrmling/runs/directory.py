@@ -107,8 +107,9 @@ class RunDirectory:
                     continue
                 edits: list[str] = []
                 with contextlib.suppress(OSError, ValueError, RecursionError):
-                    there = {SEAL: None, **json.loads(read_regular(self.training_config_path))}
-                    edits = records.changes(saved.config, there, [SEAL])
+                    there = json.loads(read_regular(self.training_config_path))
+                    if isinstance(there, dict):
+                        edits = records.changes(saved.config, there, [SEAL])
                 since = f", since which {records.listed(edits)[:400]}" if edits else ""
                 return f": `run.config` in {place}{since}"
         return ""

@@ -188,6 +188,9 @@ def _run(
         if allow_inexact:
             rewrite_choices(run, session.choices, versions())
     log = EventLog(run.events_path)
+    if log.lost:
+        text = f"the last {log.lost} lines of {run.events_path} were no events and were cut off"
+        told.on_message(Message("warning", "events", text))
     told.replay(log)
     reports = Broadcaster([log, *told.callbacks])
     log.tell = reports.on_message

@@ -23,7 +23,7 @@ from dataclasses import MISSING, fields
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, get_args, get_type_hints
+from typing import Any, BinaryIO, Literal, get_args, get_origin, get_type_hints
 
 from ..errors import DataError, StorageError
 from ..files import read_regular, storage_errors
@@ -63,6 +63,8 @@ class EventLog(Callback):
     ends before the checkpoint it led to. A record that somebody removes while the run goes on begins again, and
     `tell` is told.
 
+    `lost` counts whole lines at the end that were no events and were cut off: more than a kill can leave.
+
     Raises:
         StorageError: no space, no permission, read-only.
     """
@@ -75,7 +77,7 @@ class EventLog(Callback):
         with storage_errors(path):
             if path.is_fifo():
                 raise StorageError(f"{path} is a pipe, where a record would wait for a reader; move it away")
-            cut_torn_end(path)
+            self.lost = cut_torn_end(path).count(b"\n")
             self._descriptor: int | None = os.open(path, _FLAGS, 0o666)
 
     def on_start(self, report: RunStarted) -> None:
@@ -174,19 +176,21 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def cut_torn_end(path: Path) -> int:
-    """Cut from the end of `path` what is not a whole line with a JSON object; return the bytes removed.
+def cut_torn_end(path: Path) -> bytes:
+    """Cut from the end of `path` what is not a whole line with a JSON object, and return it.
 
     Reads only the end of the file. A file that does not exist is left alone.
     """
     if not path.exists():
-        return 0
+        return b""
     with open(path, "rb+") as file:
         size = file.seek(0, os.SEEK_END)
         good = _good_length(file, size)
-        if good < size:
+        file.seek(good)
+        torn = file.read(size - good)
+        if torn:
             file.truncate(good)
-        return size - good
+        return torn
 
 
 def _good_length(file: BinaryIO, size: int) -> int:
@@ -241,6 +245,8 @@ def _keys_of(event: str) -> tuple[tuple[str, tuple[type, ...], bool], ...]:
         for item in fields(report):
             hint = hints[item.name]
             kinds: set[Any] = set(get_args(hint)) if isinstance(hint, UnionType) else {hint}
+            if get_origin(hint) is Literal:
+                kinds = {str}
             if item.name != "step" and kinds <= {int, float, str, bool, type(None)}:
                 # a number that is not finite is written as null
                 if float in kinds:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import list_checkpoints
 from ..errors import WyrmlingError
 from ..runs import RunDirectory, latest_run, run_names
 from .figures import Figures, count_figures
@@ -48,12 +50,23 @@ def list_runs(root: Path) -> list[Overview]:
     return sorted(runs, key=lambda run: (run.figures.started or run.path.stat().st_mtime, run.name))
 
 
+def cut_short(figures: Figures, newest: int) -> str | None:
+    """The status of a run whose events end before its newest checkpoint, as they do when some are lost; else None."""
+    if figures.step >= newest:
+        return None
+    return f"{figures.status}, but its events end before its checkpoint of step {newest}"
+
+
 def _overview(path: Path, place: str, latest: RunDirectory | None) -> Overview:
     figures, trouble = Figures(), None
-    events = RunDirectory(path, path.name).events_path
-    if events.is_file():
+    run = RunDirectory(path, path.name)
+    # before the events are read: a run that is under way saves first, then records it
+    saved = list_checkpoints(run.checkpoints)
+    if os.path.lexists(run.events_path):
         try:
-            figures = count_figures(read_events(events))
-        except (WyrmlingError, OSError, KeyError, TypeError) as error:
+            figures = count_figures(read_events(run.events_path))
+        except WyrmlingError as error:
             trouble = f"unreadable: {error}"
+    if trouble is None and saved:
+        trouble = cut_short(figures, saved[-1])
     return Overview(path.name, place, path, latest is not None and path == latest.path, figures, trouble)

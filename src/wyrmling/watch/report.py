@@ -12,15 +12,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..checkpoint import list_checkpoints
 from ..config import Config
 from ..config.schema import DEFAULT_ORIGIN
 from ..errors import CheckpointError
-from ..files import make_folder, publish, storage_errors, temporary_sibling, write_atomically
+from ..files import make_folder, publish, read_record, storage_errors, temporary_sibling, write_atomically
 from ..runs import RunDirectory
 from . import page, quantities
 from .curves import Chart, charts_of, draw_png, draw_svg
 from .figures import Event, Figures, count_figures, of_kind
 from .jsonl import read_events
+from .overview import cut_short
 from .page import Card
 from .profile import STAGE_PROFILE
 
@@ -53,7 +55,9 @@ def write_report(run_directory: Path, output: Path | None = None) -> Path:
         _facts(record),
     ]
     name = figures.name or run_directory.name
-    html = page.page(name, _lead(figures), [part for part in sections if part])
+    saved = list_checkpoints(run.checkpoints)
+    status = (cut_short(figures, saved[-1]) if saved else None) or figures.status
+    html = page.page(name, _lead(status, figures), [part for part in sections if part])
     make_folder(target.parent)
     write_atomically(target, html)
     return target
@@ -116,11 +120,11 @@ def headline(figures: Figures) -> list[Card]:
     return cards
 
 
-def _lead(figures: Figures) -> str:
+def _lead(status: str, figures: Figures) -> str:
     if figures.started is None:
-        return figures.status
+        return status
     moment = datetime.fromtimestamp(figures.started).astimezone()
-    return f"{figures.status}, begun {moment:%Y-%m-%d %H:%M %Z}"
+    return f"{status}, begun {moment:%Y-%m-%d %H:%M %Z}"
 
 
 def _charts(charts: Sequence[Chart]) -> str:
@@ -258,11 +262,11 @@ def _shown(value: Any) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_record(path)
+        if not record:
+            raise ValueError("it is empty")
+        return record
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise CheckpointError(
-            f"{path}: not valid JSON ({error}); restore it, or remove it to go without"
-        ) from None
-    return record if isinstance(record, dict) else {}
+        raise CheckpointError(f"{path} is damaged: {error}; restore it, or remove it to go without") from None
