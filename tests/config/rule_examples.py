@@ -379,6 +379,13 @@ EXAMPLES: dict[str, list[Example]] = {
             'optimizer.name = "bitnet_published" (they are "bdh_reference" and "adamw")',
         ),
     ],
+    "not-more-than-all-neurons": [
+        (
+            {f"{CONTINUAL}.enabled": True, f"{CONTINUAL}.replacement_rate": 0.05},
+            f"{CONTINUAL}.replacement_rate * {CONTINUAL}.replace_interval_steps must be <= 1, all mature neurons at "
+            "once (0.05 * 64 = 3.2)",
+        ),
+    ],
     "a-power-has-its-coupling": [
         (
             {f"{CONTINUAL}.enabled": True, f"{CONTINUAL}.lr_coupling_power": 2.0},

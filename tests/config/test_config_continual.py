@@ -19,6 +19,7 @@ def test_it_is_off_and_has_the_described_values() -> None:
     assert table.model_dump() == {
         "enabled": False,
         "target": "shared_lowrank_latents",
+        "utility": "contribution_per_input",
         "utility_decay": 0.99,
         "replacement_rate": 1e-4,
         "maturity_steps": 100,
@@ -35,6 +36,7 @@ def test_it_is_off_and_has_the_described_values() -> None:
     "setting",
     [
         "target=neurons",
+        "utility=adaptable_contribution",
         "utility_decay=1.0",
         "utility_decay=-0.1",
         "replacement_rate=-1e-4",
@@ -60,6 +62,16 @@ def test_a_rate_of_zero_is_allowed() -> None:
     assert (
         load_config("tiny", [f"{TABLE}.replacement_rate=0"]).training.continual_backprop.replacement_rate == 0
     )
+
+
+def test_at_most_all_mature_neurons_may_be_asked_for(refusal: Refusal) -> None:
+    """Whole intervals of a rate, and only where it is enabled."""
+    once = [f"{TABLE}.enabled=true", f"{TABLE}.replace_interval_steps=10"]
+    for rate in (0, 0.1, 0.0999):
+        load_config("tiny", [*once, f"{TABLE}.replacement_rate={rate}"])
+    load_config("tiny", [f"{TABLE}.replacement_rate=1.0"])
+    message = refusal("tiny", overrides=(*once, f"{TABLE}.replacement_rate=0.11"))
+    assert "0.11 * 10 = 1.1" in message
 
 
 def test_a_power_without_a_coupling_is_refused_where_it_would_count(write: Write, refusal: Refusal) -> None:

@@ -84,13 +84,27 @@ def test_the_contribution_is_activity_times_weights_out_over_weights_in() -> Non
     activity = torch.rand(heads, neurons, dtype=torch.float64)
     with torch.no_grad():
         model.encoder[1, :, 3] = model.encoder_v[1, :, 3] = 0
-    found = contribution(activity, model, 1e-3)
+    found, published = (contribution(activity, model, epsilon) for epsilon in (1e-3, None))
     for h in range(heads):
         for n in range(neurons):
             into = float((model.encoder[h, :, n].abs().sum() + model.encoder_v[h, :, n].abs().sum()).detach())
             out = float(model.decoder[h * neurons + n].detach().abs().sum())
-            expected = float(activity[h, n]) * out / max(1e-3, into)
-            assert float(found[h, n]) == pytest.approx(expected, rel=1e-12)
+            expected = float(activity[h, n]) * out
+            assert float(found[h, n]) == pytest.approx(expected / max(1e-3, into), rel=1e-12)
+            assert float(published[h, n]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("utility", ["contribution", "contribution_per_input"])
+def test_the_utility_is_the_one_that_is_asked_for(utility: str) -> None:
+    model = dragon()
+    with torch.no_grad():
+        model.encoder *= torch.rand(H, 1, N) + 0.1
+    ours, seen = backprop(model, utility=utility), watched(model)
+    ours.after_step(1, seen, model, SGD(model.parameters()), BASE)
+    epsilon = None if utility == "contribution" else ours.table.utility_epsilon
+    torch.testing.assert_close(
+        ours.corrected(), contribution(seen.mean(), model, epsilon), rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("dead", [(0, 0), (0, 5), (1, 2), (1, 15)])
@@ -199,7 +213,7 @@ def test_narrow_layers_count_for_the_neurons_that_they_have() -> None:
 def test_over_many_steps_the_rate_is_kept_and_the_young_are_safe(
     rate: float, maturity: int, sample: int, interval: int
 ) -> None:
-    """What was replaced and what is left of the budget are together the sum of rate times the mature neurons."""
+    """What was replaced, what could not be, and what is left of the budget: the sum of rate times mature neurons."""
     model = dragon()
     ours = backprop(
         model,
@@ -209,21 +223,40 @@ def test_over_many_steps_the_rate_is_kept_and_the_young_are_safe(
         replace_interval_steps=interval,
     )
     born = torch.zeros(H, N, dtype=torch.int64)
-    allowed, replaced, activity = 0.0, 0, watched(model)
+    allowed, replaced, lost, activity = 0.0, 0, 0, watched(model)
     for step in range(1, 61):
         mature = (step - born > maturity) & (step // sample * sample > born)
         allowed += rate * int(mature.sum())
         sampled = ours.activity(step) is not None
+        due = int(allowed - replaced - lost + 1e-9)
         chosen = ours.after_step(step, activity if sampled else None, model, SGD(model.parameters()), BASE)
+        if step % interval == 0:
+            assert (0 if chosen is None else int(chosen.sum())) == min(due, int(mature.sum()))
+            lost += max(0, due - int(mature.sum()))
         if chosen is not None:
             assert step % interval == 0
             assert not bool((chosen & ~mature).any())
             born[chosen] = step
             replaced += int(chosen.sum())
-            mature &= ~chosen
-        assert replaced + ours.budget == pytest.approx(allowed, abs=1e-9)
-        if step % interval == 0:
-            assert ours.budget < 1 or not bool(mature.any())
+        assert replaced + lost + ours.budget == pytest.approx(allowed, abs=1e-9)
+        assert step % interval or ours.budget < 1
+
+
+def test_a_budget_that_cannot_be_spent_does_not_pile_up() -> None:
+    """A coupling that asks for ten times all of 32 neurons replaces 32, and not the next ones as they come of age."""
+    model = dragon()
+    ours = backprop(
+        model, lr_coupling="global_ratio", replacement_rate=0.5, maturity_steps=2, replace_interval_steps=2
+    )
+    ours.age += 1000
+    update = SGD(model.parameters())
+    counts = []
+    for step in range(1, 9):
+        chosen = ours.after_step(step, watched(model), model, update, 10 * BASE if step < 3 else BASE / 64)
+        counts.append(0 if chosen is None else int(chosen.sum()))
+    assert counts[:4] == [0, 32, 0, 0]
+    assert sum(counts[4:]) <= 1
+    assert ours.budget < 1
 
 
 def test_fractions_of_a_neuron_add_up() -> None:

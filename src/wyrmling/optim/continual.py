@@ -3,17 +3,20 @@
 A neuron (h, n) has weights in (column n of head h of `encoder` and `encoder_v`) and weights out (its row of `decoder`);
 all layers share them. With the mean over the tokens of a step of what reaches the decoder, summed over layers,
 
-    c = sum over layers of mean (x * y)  *  sum |out|  /  max(epsilon, sum |in|)       the contribution
+    c = sum over layers of mean (x * y)  *  sum |out|                                  utility = "contribution"
+    c = the same  /  max(epsilon, sum |in|)                                            "contribution_per_input"
     u <- decay u + (1 - decay) c,   utility = u / (1 - decay^samples)                  in sampled steps
     age <- age + 1,   budget <- budget + rate m |mature|,   mature: age > maturity     in every step
-    the floor(budget) mature neurons of the lowest utility are replaced                at intervals
+    the floor(budget) mature neurons of the lowest utility, or all, are replaced       at intervals
+    budget <- budget - floor(budget)                                                   whether there were so many or not
 
 and m couples the rate to the learning rate. x * y is never negative, so it is its own size.
 
 Everything here is a function of sums over the global batch, so replicas that add them up agree on what to replace.
 
-Source: Dohare and others, "Loss of plasticity in deep continual learning", Nature 632 (2024), the contribution utility,
-divided by the weights in as in its code ("adaptable contribution").
+Source: Dohare and others, "Loss of plasticity in deep continual learning", Nature 632 (2024): its contribution utility.
+Divided by the weights in as what its code calls "adaptable contribution", but without the running mean of a neuron that
+is subtracted there.
 """
 
 from __future__ import annotations
@@ -121,10 +124,9 @@ class ContinualBackprop:
         if step % self.table.replace_interval_steps:
             return None
         chosen = least(self.corrected(), mature, int(self.budget))
-        count = int(chosen.sum())
-        if not count:
+        self.budget -= int(self.budget)  # what could not be spent is gone: it would pile up
+        if not bool(chosen.any()):
             return None
-        self.budget -= count
         replace_neurons(model, optimizer, chosen, seed=self.seed, step=self._draw(step))
         for state in (self.utility, self.age, self.samples):
             state[chosen] = 0
@@ -183,7 +185,8 @@ class ContinualBackprop:
 
     def _measure(self, activity: Activity, model: Model) -> None:
         decay = self.table.utility_decay
-        found = contribution(activity.mean(), model, self.table.utility_epsilon)
+        divides = self.table.utility == "contribution_per_input"
+        found = contribution(activity.mean(), model, self.table.utility_epsilon if divides else None)
         self.utility = decay * self.utility + (1 - decay) * found
         self.samples += 1
 
@@ -205,17 +208,18 @@ class ContinualBackprop:
 
 
 @torch.no_grad()
-def contribution(activity: Tensor, model: Model, epsilon: float) -> Tensor:
-    """What neurons contribute, float64 [H, N]: activity [H, N] times sum |out| over sum |in|.
+def contribution(activity: Tensor, model: Model, epsilon: float | None) -> Tensor:
+    """What neurons contribute, float64 [H, N]: activity [H, N] times sum |out|, over sum |in| where `epsilon` is given.
 
     Args:
         activity: mean of x * y per token, summed over layers.
         epsilon: least size of the weights in.
     """
     g = model.geometry
-    into = model.encoder.abs().sum(1) + model.encoder_v.abs().sum(1)
-    out = model.decoder.view(g.heads, g.neurons, g.width).abs().sum(-1)
-    into, out = (size.to("cpu", torch.float64) for size in (into, out))
+    out = model.decoder.view(g.heads, g.neurons, g.width).abs().sum(-1).to("cpu", torch.float64)
+    if epsilon is None:
+        return activity * out
+    into = (model.encoder.abs().sum(1) + model.encoder_v.abs().sum(1)).to("cpu", torch.float64)
     return activity * out / into.clamp_min(epsilon)
 
 

@@ -96,6 +96,22 @@ def _minimum(config: Config) -> Iterator[Problem]:
 
 
 @BOOK.rule(
+    "not-more-than-all-neurons",
+    f"Where `{CONTINUAL}` is enabled, `replacement_rate` * `replace_interval_steps` is at most 1: all mature neurons.",
+)
+def _share(config: Config) -> Iterator[Problem]:
+    table = config.training.continual_backprop
+    share = table.replacement_rate * table.replace_interval_steps
+    if table.enabled and share > 1 + 1e-9:
+        rate, interval = f"{CONTINUAL}.replacement_rate", f"{CONTINUAL}.replace_interval_steps"
+        yield Problem(
+            f"{rate} * {interval} must be <= 1, all mature neurons at once ({table.replacement_rate:g} * "
+            f"{table.replace_interval_steps} = {share:g})",
+            (rate, interval),
+        )
+
+
+@BOOK.rule(
     "a-power-has-its-coupling",
     f"Where `{CONTINUAL}` is enabled, `lr_coupling_power` other than 1 needs an `lr_coupling` other than "
     '"none".',

@@ -17,6 +17,11 @@ class ContinualBackprop(Table):
         default="shared_lowrank_latents",
         description="What is replaced: neurons of encoder, encoder_v and decoder, which all layers share.",
     )
+    utility: Literal["contribution_per_input", "contribution"] = Field(
+        default="contribution_per_input",
+        description="What a neuron is worth: what it hands on times the size of its weights out, over the size of its "
+        "weights in; or the first two alone, as the paper has it.",
+    )
     utility_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.99, description="Decay of the mean of a neuron's contribution, per sample."
     )
