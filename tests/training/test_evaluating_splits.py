@@ -130,6 +130,28 @@ def test_a_file_can_be_evaluated(tiny_config: Make, tmp_path: Path) -> None:
         wyrmling.evaluate(loaded, text=tmp_path / "missing.txt")
 
 
+def test_a_run_on_token_ids_is_evaluated_on_files_of_ids_and_on_texts_of_them(
+    tiny_config: Make, tmp_path: Path
+) -> None:
+    ids = np.arange(2000) % 7
+    ids.astype(">u2").tofile(tmp_path / "train.bin")
+    keys = [
+        "path=" + str(tmp_path / "train.bin"),
+        "dtype=uint16",
+        "byte_order=big",
+        "tokenizer.type=pretokenized",
+    ]
+    keys += ["type=pretokenized", "tokenizer.vocab_size=9", "split=ratio"]
+    run = wyrmling.train(tiny_config(*(f"dataset.{key}" for key in keys), 'generation.prompt="1 2"')).run
+    loaded = wyrmling.load_run(run.path)
+    ids[:50].astype(">u2").tofile(tmp_path / "raw")
+    np.save(tmp_path / "array", ids[:50])
+    (tmp_path / "text").write_text(" ".join(map(str, ids[:50])))
+    found = [wyrmling.evaluate(loaded, text=tmp_path / name) for name in ("raw", "array.npy", "text")]
+    assert found[0].targets == 49
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_file_is_evaluated_as_the_runs_own_texts_are_opened(tiny_config: Make, tmp_path: Path) -> None:
     """Packed or not is the same text; what the run's encoding does not read is refused by name."""
     loaded = wyrmling.load_run(wyrmling.train(tiny_config()).run.path)

@@ -23,7 +23,7 @@ from .hugging_face import open_hugging_face
 from .local import TextFiles, open_local_text
 from .opening import text_of
 from .package import open_package_text
-from .pretokenized import open_pretokenized
+from .pretokenized import TokenFiles, layout_of, open_pretokenized
 from .records import open_records
 from .shakespeare import open_shakespeare
 from .tally import Tally
@@ -77,19 +77,18 @@ def open_validation_source(config: Any, *, cache_dir: Path, separator: bytes = b
 
 
 def open_one_text(config: Any, path: Path) -> Source:
-    """The source of one file of text that is named on its own: opened as the files of the dataset table are, and
-    cut into documents as they are where they are text files, else one document.
+    """The source of one file that is named on its own: opened as the files of the dataset table are, and cut into
+    documents as they are where they are text files, else one document. Where tokens come ready-made, it may hold
+    token ids, or a text of them.
 
     Raises:
         DataError: there is no such file, or it is none.
     """
+    file = InputFile(path, shown(path), **reading_options(config))
+    if config.tokenizer.type == "pretokenized" and not file.is_text():
+        return TokenFiles([file], layout_of(config) if config.type == "pretokenized" else None)
     options = {"documents": config.documents} if config.type == "local_text" else {}
-    return TextFiles(
-        "local_text",
-        [InputFile(path, shown(path), **reading_options(config))],
-        replace_invalid=_replaces(config, config.tokenizer),
-        **options,
-    )
+    return TextFiles("local_text", [file], replace_invalid=_replaces(config, config.tokenizer), **options)
 
 
 def read_prompt(config: Any, source: Path | BinaryIO, name: str) -> bytes:

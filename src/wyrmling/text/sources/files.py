@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import DataError, StorageError, WyrmlingError
-from .content import HEAD_BYTES, packing_by_name, packing_of
+from .content import HEAD_BYTES, looks_like_text, packing_by_name, packing_of
 from .opening import CHUNK_BYTES, RAW, as_text, unpacked
 from .tally import Tally
 
@@ -124,6 +124,15 @@ class InputFile:
                 yield unpacked(stream, self.name, size=size, limit=self.unpacked_limit)
         except OSError as error:
             raise refusal(self.name, error) from error
+
+    def is_text(self) -> bool:
+        """Whether it may be plain text, by its beginning.
+
+        Raises:
+            DataError, StorageError: as `open`.
+        """
+        with self.open() as stream:
+            return looks_like_text(stream.peek(HEAD_BYTES)[:HEAD_BYTES])
 
     @contextlib.contextmanager
     def open_text(self, tally: Tally, *, strict: bool = True) -> Iterator[tuple[BinaryIO, int]]:

@@ -129,4 +129,9 @@ def _take(
 def open_pretokenized(config: PretokenizedSource) -> Source:
     """The source of a `pretokenized` table."""
     files, notes = find_files(config.path, suffixes=SUFFIXES, chosen=config.suffixes, texts=False)
-    return TokenFiles(files, RawLayout(config.dtype, config.byte_order, config.header_bytes), notes)
+    return TokenFiles(files, layout_of(config), notes)
+
+
+def layout_of(config: PretokenizedSource) -> RawLayout:
+    """What a `pretokenized` table says about raw files."""
+    return RawLayout(config.dtype, config.byte_order, config.header_bytes)
