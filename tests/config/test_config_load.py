@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from wyrmling.config import Config, load_config, with_overrides
+from wyrmling.config.load import config_from_dict
 from wyrmling.errors import ConfigError
 
 Write = Callable[[str, str], str]
@@ -356,3 +357,20 @@ def test_reading_a_configuration_imports_neither_torch_nor_numpy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "name", ["rot13", "base64", "hex", "zip", "unicode_escape", "idna", "utf-7", "nope", ""]
+)
+def test_an_encoding_that_no_text_file_is_written_in_is_refused(name: str) -> None:
+    table = {"type": "local_text", "path": "x"}
+    with pytest.raises(ConfigError, match=r"dataset\.encoding"):
+        config_from_dict({"dataset": {**table, "encoding": name}})
+    for good, kept in (
+        ("UTF8", "utf-8"),
+        ("utf-8-sig", "utf-8"),
+        ("latin-1", "latin-1"),
+        ("gb18030", "gb18030"),
+    ):
+        dataset = config_from_dict({"dataset": {**table, "encoding": good}}).dataset
+        assert dataset.encoding == kept  # type: ignore[union-attr]

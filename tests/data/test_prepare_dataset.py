@@ -176,7 +176,7 @@ def test_a_line_of_numbers_is_told_of_each_source_also_when_its_tokens_are_kept(
         tmp_path, path=str(folder), validation={"type": "local_text", "path": str(tmp_path / "v.txt")}
     )
     expected = "2 files ({0}/a.txt, {0}/b.txt): 2 documents, 214 bytes, of which 1.87% are no text "
-    expected += "(1 NUL, 1 control character, 2 not UTF-8)"
+    expected += "(1 NUL, 1 control character, 2 not UTF-8: is dataset.encoding another?)"
     for more in ("", "d.log"):
         if more:
             (folder / more).write_bytes(b"log\n")

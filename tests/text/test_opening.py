@@ -148,6 +148,9 @@ FORMATS = {
     'dataset.type = "pretokenized"': _saved(lambda stream: np.save(stream, np.arange(9))),
     "llm.c": np.array([20240520, 1, 9, *[0] * 253], "<i4").tobytes() + np.arange(9, dtype="<u2").tobytes(),
     "pickle": pickle.dumps([TEXT, 1]),
+    "Python pickle": pickle.dumps({"text": TEXT.decode()}, 0),
+    "(which is never loaded)": pickle.dumps({"text": TEXT.decode()}, 1),
+    "ar or cpio": b"!<arch>\n" + b"a.txt/".ljust(58) + b"`\n" + TEXT,
     "safetensors": struct.pack("<Q", 60)
     + b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      '
     + bytes(8),
@@ -196,6 +199,11 @@ def test_a_text_may_begin_with_anything(beginning: str) -> None:
     assert text_of(text, "file") == text.removeprefix(b"\xef\xbb\xbf")
     for odd in (b"\xff\xfe", b"\x80\x04", b"\x1f\x8b", b"\0", b"\xef\xbb", b"\x28\xb5"):
         assert text_of(odd + text, "file") == odd + text
+
+
+def test_nul_between_texts_is_no_utf16() -> None:
+    with refused("binary data", kind=DataError):
+        text_of(b"path/to/file\0" * 100, "file")
 
 
 SAMPLES = {

@@ -29,7 +29,7 @@ def _as_tab(value: Any) -> Any:
 
 
 _NO_FILES = (
-    "utf-7",
+    "utf_7",
     "idna",
     "punycode",
     "undefined",
@@ -49,7 +49,7 @@ def _encoding(name: str) -> str:
     except (LookupError, ValueError):
         raise ValueError(f"is no encoding that is known ({_EXAMPLES})") from None
     is_text = getattr(codec, "_is_text_encoding", True) and codec.incrementaldecoder is not None
-    if not is_text or codec.name in _NO_FILES:
+    if not is_text or codec.name.replace("-", "_") in _NO_FILES:
         raise ValueError(f"is not what text files are written in ({_EXAMPLES})")
     return "utf-8" if codec.name in ("utf-8", "utf-8-sig") else name
 

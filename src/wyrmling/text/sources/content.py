@@ -82,7 +82,6 @@ _WEAK_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"ORC", "an ORC file", "convert it to parquet or JSON lines"),
     (257, b"ustar", "a tar archive", _UNPACK),
     (0, b"\x1f\x9d", "packed with compress (.Z)", _UNPACK),
-    (0, b"!<arch>\n", "an archive of the linker (ar)", _NO_TEXT),
     (0, b"MZ", "a program (Windows)", _NO_TEXT),
     (0, b"GIF8", "an image (GIF)", _NO_TEXT),
     (0, b"BM", "an image (BMP)", _NO_TEXT),
@@ -100,7 +99,9 @@ _NOT_IN_TEXTS = ("Cc", "Cn", "Co", "Cs")
 _WIDE_PUNCTUATION = "\u3000\u3001\u3002\u300c\u300d\uff01\uff08\uff09\uff0c\uff1a\uff1f"
 _ZIP = re.compile(rb"PK(?:00PK)?\x03\x04[\x00-\x64]\x00")
 _ZIP_MEMBER = re.compile(rb"PK\x03\x04.{22}(.{2})(.{2})", re.DOTALL)
-_PICKLE = re.compile(rb"\x80[\x02-\x05]", re.DOTALL)
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_OLD_PICKLE = re.compile(rb"(?:\([dlt]p\d+\n|c[\w.]+\n\w+\np\d+\n|[}\])]q\x00)")
+_ARCHIVES = re.compile(rb"(?:!<arch>\n[ -~]{58}`\n|07070[127][0-9A-Fa-f]{70})")
 _SAFETENSORS = re.compile(rb".{5}\x00{3}\{\s*\"", re.DOTALL)
 
 
@@ -134,11 +135,13 @@ def format_of(head: bytes, *, sure: bool = False) -> tuple[str, str] | None:
     if sure:
         return None
     if _SAFETENSORS.match(head):
-        return "tensors (safetensors)", _NO_TEXT
+        return "a file of tensors (safetensors)", _NO_TEXT
     binary = is_binary(head) or is_binary(head[:512])
     if _PDF.match(head) and (binary or b" obj" in head):
         return "a PDF document", _PLAIN
-    if _PICKLE.match(head) and (binary or count_controls(head[:32]) > 2):
+    if _ARCHIVES.match(head):
+        return "an archive (ar or cpio)", _UNPACK
+    if _OLD_PICKLE.match(head) or (_PICKLE.match(head) and (binary or count_controls(head[:32]) > 2)):
         return "a Python pickle (which is never loaded)", "save its content as text, JSON lines or .npy"
     for place, mark, what, remedy in _WEAK_MARKS:
         if binary and head.startswith(mark, place):
@@ -158,7 +161,7 @@ def _zip(head: bytes) -> tuple[str, str]:
     if first == b"mimetype":
         return ("an e-book (EPUB)" if b"application/epub" in head[:128] else "an OpenDocument file"), _PLAIN
     if any(name.endswith(b"data.pkl") for name in names):
-        return "tensors of PyTorch (which are never loaded here)", _NO_TEXT
+        return "a file of tensors of PyTorch (which is never loaded here)", _NO_TEXT
     if first.endswith(b".npy"):
         return "an archive of NumPy arrays (.npz)", "save each array with numpy.save"
     return "a zip archive", _UNPACK
@@ -194,8 +197,9 @@ def wide_encoding(head: bytes) -> str | None:
             plain = is_utf8(rest) and not {*b" \n"}.isdisjoint(rest)
             if head.startswith(mark) and _decoded(rest, name) is not None and not plain:
                 return name
-    if b"\0" not in head:
-        return None
+    others = head.replace(b"\0", b"")
+    if b"\0" not in head or (5 * len(others) > 3 * len(head) and is_utf8(others) and not is_binary(others)):
+        return None  # where the rest is plain UTF-8, it would have a NUL for every character
     likeness = {name: _likeness(head, name) for name in (*_UTF32_MARKS.values(), *_UTF16_MARKS.values())}
     best = max(likeness, key=lambda name: likeness[name])
     return best if likeness[best] else None

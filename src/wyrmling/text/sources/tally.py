@@ -57,7 +57,7 @@ class Tally:
         kinds = [
             (self.nul, "NUL"),
             (self.controls, counted(self.controls, "control character").partition(" ")[2]),
-            (self.invalid, "not UTF-8"),
+            (self.invalid, "not UTF-8: is dataset.encoding another?"),
         ]
         odd = ", ".join(f"{number:,} {kind}" for number, kind in kinds if number)
         if odd:

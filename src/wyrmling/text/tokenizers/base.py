@@ -189,7 +189,8 @@ def read_text(text: bytes | str | np.ndarray, kind: str, *, origin: str, offset:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{origin}: invalid UTF-8 at byte offset {offset + error.start} (0x{text[error.start]:02x}); "
-            'correct it; in the texts of a run, dataset.invalid_utf8 = "replace" or the byte tokenizer takes it'
+            "correct it; in the texts of a run, name what they are written in (dataset.encoding), or take it with "
+            'dataset.invalid_utf8 = "replace" or the byte tokenizer'
         ) from None
 
 
