@@ -45,6 +45,8 @@ _REASONS = {
     errno.ELOOP: "its symbolic links go in a circle",
     errno.ENAMETOOLONG: "the name is too long",
     errno.EBADF: "it is closed",
+    errno.ENXIO: "nobody reads from it",
+    errno.EXDEV: "the file system cannot rename it there",
 }
 _NOT_A_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
@@ -181,8 +183,16 @@ def write_atomically(path: Path, content: bytes | str) -> None:
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     with storage_errors(path):
         path = Path(os.path.realpath(path)) if path.is_symlink() else path
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(data)
+        if path.is_symlink():  # the path that it leads to is itself
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if path.exists() and not path.is_file():
+            # not waiting for somebody who reads a pipe: that there is none is an error (ENXIO)
+            descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            with open(descriptor, "wb") as device:
+                os.set_blocking(descriptor, True)
+                device.write(data)
             return
         temporary = temporary_sibling(path)
         try:

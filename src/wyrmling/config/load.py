@@ -130,8 +130,9 @@ def _example(tree: Node, path: KeyPath) -> str:
     node = tree.find(path)
     if node is None or node.origin.option is None:
         return ""
-    items = forms_at(path, tree.plain()).items
-    if items is not None and not isinstance(node.value, list):
+    forms = forms_at(path, tree.plain())
+    items = forms.items
+    if items is not None and not forms.text and not isinstance(node.value, list):
         return f" (such as {'[0.5, 1]' if items.kinds else '[a, b]'})"
     defaults = [field.default for field in fields_at(path, tree.plain())]
     plain = [default for default in defaults if isinstance(default, int | float | str) and default != ""]

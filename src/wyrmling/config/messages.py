@@ -113,6 +113,8 @@ def _text(path: KeyPath, items: list[Any]) -> str:
             return f"{key} must be <= {context['le']:g}, got {shown(value)}"
         case "finite_number":
             return f"{key} must be a finite number, got {shown(value)}"
+        case "string_unicode":
+            return f"{key} must be UTF-8 text (rename the file, or use a link to it), got {shown(value)}"
         case "string_too_short" | "too_short":
             return f"{key} must not be empty"
         case "string_too_long" | "too_long":

@@ -53,4 +53,4 @@ def _below(folder: Path, *parts: tuple[str | None, str | None]) -> Path:
 
 def _from_environment(name: str) -> Path | None:
     value = os.environ.get(name, "").strip()
-    return Path(value).expanduser() if value else None
+    return Path(os.path.expanduser(value)) if value else None

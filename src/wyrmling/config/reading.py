@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -46,7 +47,7 @@ def locate(name: str, beside: tuple[Path, str] | None = None, key: str = "extend
     if not name:
         raise ConfigError("the name of a configuration file is empty")
     is_name = "/" not in name and "\\" not in name and not Path(name).suffix
-    path, label = Path(name).expanduser(), name
+    path, label = Path(os.path.expanduser(name)), name
     if beside is not None and not path.is_absolute():
         path = beside[0].parent / name
         label = Path(beside[1]).parent.joinpath(name).as_posix()

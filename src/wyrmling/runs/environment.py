@@ -29,4 +29,4 @@ def given_run() -> tuple[Path, str] | None:
             (RUN_DIR_VARIABLE, RUN_NAME_VARIABLE) if directory else (RUN_NAME_VARIABLE, RUN_DIR_VARIABLE)
         )
         raise ConfigError(f"{there} is set and {absent} is not; set both, or neither")
-    return Path(directory).expanduser(), checked_name(name, RUN_NAME_VARIABLE)
+    return Path(os.path.expanduser(directory)), checked_name(name, RUN_NAME_VARIABLE)

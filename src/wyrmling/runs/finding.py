@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..config import Config
 from ..config.paths import run_root
 from ..config.rules.layout import is_folder_name
-from ..errors import CheckpointError
-from ..files import TEMPORARY_PREFIX, read_name
+from ..errors import CheckpointError, StorageError
+from ..files import TEMPORARY_PREFIX, read_name, refusal
 from . import records
 from .directory import LATEST, RunDirectory, is_run, open_run
 
@@ -52,7 +54,7 @@ def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
     text = str(wanted)
     if text == LATEST:
         return _find_latest(root)
-    for candidate in (root / text, Path(text).expanduser()):
+    for candidate in (root / text, Path(os.path.expanduser(text))):
         path = _run_around(candidate)
         if path is not None:
             return open_run(path)
@@ -69,7 +71,17 @@ def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
 
 
 def run_names(root: Path) -> list[str]:
-    """The runs of a folder, the one created last at the end: by name, and by their path where they lie in folders."""
+    """The runs of a folder, the one created last at the end: by name, and by their path where they lie in folders.
+
+    Raises:
+        StorageError: the folder is none, or cannot be read. (One that is not there yet has no runs.)
+    """
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        if error.errno == errno.ENOENT and not root.is_symlink():
+            return []
+        raise StorageError(f"cannot look for runs in {root}: {refusal(error)}") from error
     runs = sorted(_runs(root, 0), key=lambda path: (path.stat().st_mtime, path.as_posix()))
     return [path.relative_to(root).as_posix() for path in runs]
 
