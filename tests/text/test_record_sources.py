@@ -142,6 +142,13 @@ def test_names_with_dots_lead_inside(tmp_path: Path, field: str, text: bytes) ->
             documents(opened(records("jsonl", file, field=wrong)))
 
 
+def test_what_lies_inside_of_null_is_null(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, '{"a": {"b": null}}\n{"a": null}\n{"a": {"b": {"c": "x"}}}\n')
+    source = opened(records("jsonl", file, field="a.b.c", on_error="skip"))
+    assert documents(source) == [b"x"]
+    assert source.notes[0].startswith("2 records skipped: 2 null; ")
+
+
 def test_a_list_of_ids_is_tokens_where_that_is_asked_for(tmp_path: Path) -> None:
     file = jsonl(tmp_path, '{"a": {"ids": [1, 2, 70000]}, "x": 1.5, "big": ' + "9" * 5000 + "}\n")
     table = records("jsonl", file, field=None, sequence_field="a.ids")

@@ -142,7 +142,11 @@ _ABSENT = object()
 
 
 def _find(value: Any, name: str) -> Any:
-    """What lies under a name with dots; the longest key that fits is tried first. `_ABSENT` if nothing does."""
+    """What lies under a name with dots; the longest key that fits is tried first. `_ABSENT` if nothing does, None
+    inside of what is null.
+    """
+    if value is None:
+        return None
     if isinstance(value, Mapping):
         if name in value:
             return value[name]
