@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wyrmling.data.batches import Batch, BatchLoader
+from wyrmling.data.building import build_store, store_in_memory
 from wyrmling.data.format import HEADER_BYTES
 from wyrmling.data.order import IGNORED, EpochWindows, Order, RandomWindows, SequentialWindows, Windows
 from wyrmling.data.prefetch import Prefetcher
-from wyrmling.data.store import Split, build_store, store_in_memory
+from wyrmling.data.store import Split
 from wyrmling.errors import DataError
 
 

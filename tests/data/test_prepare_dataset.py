@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from tokenizers import models
 
 from wyrmling.config import Config
 from wyrmling.config.load import config_from_dict
+from wyrmling.data import known_files
 from wyrmling.data.batches import BatchLoader
 from wyrmling.data.dataset import Dataset, prepare_dataset
 from wyrmling.data.order import EpochWindows, SequentialWindows
 from wyrmling.data.store import Split
 from wyrmling.errors import DataError
+from wyrmling.text.sources.files import InputFile
 from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer
 
 CHAR = {"type": "char", "include_unknown": False}
@@ -110,8 +113,10 @@ def test_an_empty_file_is_refused_and_no_token_file_is_made(tmp_path: Path) -> N
         with pytest.raises(DataError) as caught:
             prepare_dataset(configured(tmp_path, tokenizer=tokenizer))
         assert path.as_posix() in one_line(caught)
-    left = [file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()]
-    assert [name for name in left if not name.endswith(".lock")] == []
+    left = [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
+    assert {file.parent.name for file in left if file.suffix != ".lock"} == {"files"}, (
+        "what was hashed is known"
+    )
 
 
 def test_empty_documents_are_skipped_and_counted_in_one_note(tmp_path: Path) -> None:
@@ -301,26 +306,141 @@ def test_validation_files_of_a_repository_are_used(tmp_path: Path) -> None:
     assert text_of(dataset.validation, dataset) == "two" * 10 + "\n"
 
 
-def test_the_cache_is_used_until_the_file_changes(tmp_path: Path) -> None:
-    """Tokenizer and tokens are made once; another text, tokenizer or ratio of a vocabulary makes others."""
+class Hashed:
+    """Counts the bytes that are hashed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes = 0
+        chunks = InputFile.chunks
+
+        def counted(file: InputFile) -> Iterator[bytes]:
+            for chunk in chunks(file):
+                self.bytes += len(chunk)
+                yield chunk
+
+        monkeypatch.setattr(InputFile, "chunks", counted)
+
+
+def test_the_cache_is_used_until_the_text_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizer and tokens are made once, and a file that is known is not even hashed; another text, tokenizer or
+    ratio of a vocabulary makes others.
+    """
+    monkeypatch.setattr(known_files, "GRAIN_NS", -(10**12))
+    hashed = Hashed(monkeypatch)
     write(tmp_path, "abcabd" * 20)
-    made: list[int] = []
-
-    def prepare(**dataset: Any) -> Dataset:
-        made.clear()
-        return prepare_dataset(configured(tmp_path, **dataset), progress=lambda done, _: made.append(done))
-
-    first = prepare(tokenizer=CHAR)
-    assert made == [120]
-    again = prepare(tokenizer=CHAR)
-    assert made == []
+    first = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert hashed.bytes == 120
+    again = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert hashed.bytes == 120
     assert again.fingerprint == first.fingerprint
     assert again.notes == first.notes
-    prepare(tokenizer={"type": "byte"})
-    assert made == [120]
-    write(tmp_path, "abcabd" * 30)
-    assert prepare(tokenizer=CHAR).fingerprint != first.fingerprint
-    assert made == [180]
+    assert len(token_files(tmp_path)) == 1
+    prepare_dataset(configured(tmp_path, tokenizer={"type": "byte"}))
+    assert len(token_files(tmp_path)) == 2
+    path = write(tmp_path, "abcabd" * 30)
+    other = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert other.fingerprint != first.fingerprint
+    assert f"tokens built anew: {path.as_posix()} changed since the last time" in other.notes
+    write(tmp_path, "abcabd" * 20)
+    back = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert back.fingerprint == first.fingerprint
+    assert back.notes == first.notes, "its tokens were still there"
+
+
+@pytest.mark.parametrize("what", ["copy", "hard link", "link", "mode", "time", "moved", "written again"])
+def test_what_leaves_the_text_as_it_is_costs_a_hash_and_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path, other = write(tmp_path, "abcabd" * 20), tmp_path / "other.txt"
+    first = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    monkeypatch.setattr(known_files, "GRAIN_NS", -(10**12))
+    if what == "copy":
+        other.write_bytes(path.read_bytes())
+    elif what == "hard link":
+        other.hardlink_to(path)
+    elif what == "link":
+        other.symlink_to(path)
+    elif what == "mode":
+        path.chmod(0o600)
+    elif what == "time":
+        os.utime(path, (1, 1))
+    elif what == "moved":
+        path.rename(other)
+    else:
+        path.write_bytes(path.read_bytes())
+    used = other if other.exists() else path
+    monkeypatch.setattr("wyrmling.data.building._write_store", lambda *_: pytest.fail("tokenized again"))
+    monkeypatch.setattr("wyrmling.data.dataset.build_tokenizer", lambda *_: pytest.fail("learned again"))
+    hashed = Hashed(monkeypatch)
+    for _ in range(2):
+        again = prepare_dataset(configured(tmp_path, path=str(used), tokenizer=CHAR))
+        assert again.fingerprint == first.fingerprint
+        names = (path.as_posix(), used.as_posix())
+        assert again.notes == [note.replace(*names) for note in first.notes]
+    assert hashed.bytes in (0, 120), "and the next time nothing"
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_a_change_is_found_whatever_became_of_size_and_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, coarse: bool
+) -> None:
+    """Of the same size, with the old time put back; or at what is the same time to a file system's coarse clock."""
+    path = write(tmp_path, "abcabd" * 20)
+    before = path.stat()
+    if coarse:
+        same = [before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_mtime_ns]
+        monkeypatch.setattr(InputFile, "state", lambda file: same)
+    else:
+        monkeypatch.setattr(known_files, "GRAIN_NS", -(10**12))
+    first = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    with path.open("r+b") as file:
+        file.write(b"b")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    second = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert second.fingerprint != first.fingerprint
+    assert any("changed since the last time" in note for note in second.notes)
+
+
+def test_a_file_that_changes_while_it_is_read_gives_no_tokens(tmp_path: Path) -> None:
+    path = write(tmp_path, "abcabd" * 20)
+    moments: list[int] = []
+
+    def write_more(done: int, total: int | None) -> None:
+        moments.append(done)
+        if len(moments) == 2:  # hashed, and read
+            path.write_text("abcabd" * 21, encoding="utf-8")
+
+    with pytest.raises(DataError, match="changed while it was read; run again"):
+        prepare_dataset(configured(tmp_path, tokenizer={"type": "byte"}), progress=write_more)
+    assert token_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\0", b"another", None])
+def test_whatever_became_of_records_in_the_cache_the_data_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None
+) -> None:
+    """Known files and learned vocabularies: damaged, replaced by another's that is sound, or by a folder."""
+    monkeypatch.setattr(known_files, "GRAIN_NS", -(10**12))
+    write(tmp_path, "abcabd" * 20)
+    first = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    records = [
+        file for kind in ("files", "tokenizers") for file in (tmp_path / "cache" / kind).glob("*.json")
+    ]
+    assert len(records) == 2
+    (tmp_path / "else").mkdir()
+    write(tmp_path / "else", "xyz" * 40)
+    prepare_dataset(configured(tmp_path, path=str(tmp_path / "else"), tokenizer=CHAR))
+    for record in records:
+        (theirs,) = [file for file in record.parent.glob("*.json") if file not in records]
+        wanted = theirs.read_bytes() if content == b"another" else content
+        record.unlink()
+        if wanted is None:
+            record.mkdir()
+        else:
+            record.write_bytes(wanted)
+    again = prepare_dataset(configured(tmp_path, tokenizer=CHAR))
+    assert again.fingerprint == first.fingerprint
+    assert again.tokenizer.fingerprint() == first.tokenizer.fingerprint()
 
 
 def test_damaged_cache_files_are_built_anew(tmp_path: Path) -> None:

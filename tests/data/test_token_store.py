@@ -21,6 +21,7 @@ from data_fakes import FakeSource, FakeTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wyrmling.data.building import build_store, locked, store_in_memory
 from wyrmling.data.format import (
     CHUNK_BYTES,
     HASH_BYTES,
@@ -30,7 +31,7 @@ from wyrmling.data.format import (
     hash_of,
     token_dtype,
 )
-from wyrmling.data.store import Split, TokenStore, build_store, locked, open_store, store_in_memory
+from wyrmling.data.store import Split, TokenStore, open_store
 from wyrmling.errors import DataError, StorageError
 from wyrmling.text.sources import Piece
 from wyrmling.text.tokenizers import ByteTokenizer, PretokenizedTokenizer
@@ -368,7 +369,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from data_fakes import FakeSource, FakeTokenizer
-from wyrmling.data.store import build_store
+from wyrmling.data.building import build_store
 path, log, pause, pieces = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 source = FakeSource([b"0123456789" * pieces], cut=10, log=log, pause=pause)
 store = build_store(path, source, FakeTokenizer())
@@ -412,7 +413,7 @@ PEAK = """
 import resource, sys
 from pathlib import Path
 from data_fakes import FakeSource, FakeTokenizer
-from wyrmling.data.store import build_store
+from wyrmling.data.building import build_store
 repeat, size = int(sys.argv[2]), 1 << 19
 source = FakeSource([b"a" * size, *[b"b"] * 2000], cut=1 << 18, repeat=repeat)
 store = build_store(Path(sys.argv[1]), source, FakeTokenizer())
@@ -435,7 +436,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from data_fakes import FakeSource, FakeTokenizer
-from wyrmling.data.store import build_store
+from wyrmling.data.building import build_store
 from wyrmling.errors import StorageError
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
@@ -526,7 +527,7 @@ def test_hashes_do_not_depend_on_how_bytes_come(sizes: list[int]) -> None:
 
 def test_waiting_for_another_process_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds the lock for longer than a moment; what it built meanwhile is opened."""
-    monkeypatch.setattr("wyrmling.data.store._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("wyrmling.data.building._PATIENCE_SECONDS", 0.05)
     path, source = tmp_path / "a.tokens", FakeSource([b"some text"])
     told: list[str] = []
     waits = threading.Event()

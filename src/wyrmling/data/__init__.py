@@ -1,8 +1,9 @@
 """From text to batches: token files, splits, the order of windows, tensors (torch only in `batches`)."""
 
+from .building import build_store
 from .dataset import Dataset, prepare_dataset
 from .order import IGNORED, EpochWindows, RandomWindows, SequentialWindows, Windows
-from .store import Split, TokenStore, build_store, open_store
+from .store import Split, TokenStore, open_store
 
 __all__ = [
     "IGNORED",

@@ -16,13 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import Config, cache_directory
-from ..errors import DataError, WyrmlingError
+from ..errors import DataError
+from ..files import read_record, sealed, write_json_atomically
 from ..text.sources import Piece, Source, open_source, open_validation_source, shared_file
 from ..text.sources.base import Tally, separated
-from ..text.tokenizers import Tokenizer, build_tokenizer, load_tokenizer, save_tokenizer
+from ..text.sources.tally import listed
+from ..text.tokenizers import Tokenizer, build_tokenizer
+from .building import build_store, locked, source_names, store_in_memory
 from .encoding import Progress, Tell, checked_ids
 from .format import VERSION
-from .store import Split, TokenStore, build_store, digest_of, locked, source_names, store_in_memory
+from .known_files import KnownFiles, digest_of
+from .store import Split, TokenStore, set_aside
 from .training_part import documents_for_training, tokens_for_training, training_pieces
 
 Texts = str | Sequence[str]
@@ -117,15 +121,16 @@ def prepare_dataset(
 ) -> Dataset:
     """Open, tokenize, split and check the data of a configuration.
 
-    The token files are `<cache>/tokens/<key>.tokens`, the key a hash of the source's files and settings,
-    the tokenizer and the format; trained tokenizers are kept beside them in `<cache>/tokenizers`. What is
-    damaged or out of date there is built again.
+    The token files are `<cache>/tokens/<key>.tokens`, the key a hash of the source's settings, of what is in its files,
+    of the tokenizer and the format; learned tokenizers are kept beside them in `<cache>/tokenizers`. What is damaged
+    or out of date there is built again.
 
     With a validation source of its own, all of the training source trains; otherwise `train_split_ratio`
     and `split` cut it. Only train_split_ratio = 1.0 leaves no validation.
 
     Args:
-        progress: told of bytes read and bytes in all while a token file is built (the training one first).
+        progress: told of bytes read and bytes in all while files are hashed (see `known_files`) and while a token file
+            is built (the training one first).
         tokenizer: one that exists already (a resumed or evaluated run's), instead of the configured one.
         tell: told in a line when another process that prepares the same text is waited for.
 
@@ -141,10 +146,11 @@ def prepare_dataset(
     source = open_source(settings, cache_dir=cache, separator=separator)
     validation_source = open_validation_source(settings, cache_dir=cache, separator=separator)
     _refuse_shared_files(settings, source, validation_source)
+    known = KnownFiles(cache / "files", progress)
     divided = validation_source is None and settings.train_split_ratio < 1
     if tokenizer is None:
-        tokenizer = _learned_tokenizer(settings, source, divided, cache, tell)
-    store = _store(source, tokenizer, cache, progress, tell)
+        tokenizer = _learned_tokenizer(settings, source, divided, cache, known, tell)
+    store = _store(source, tokenizer, cache, known, tell)
     notes = [
         *tokenizer.notes,
         *source.opening_notes,
@@ -154,7 +160,7 @@ def prepare_dataset(
     if validation_source is None:
         train, validation = _cut(store, settings, source_names(source))
     else:
-        validation_store = _store(validation_source, tokenizer, cache, progress, tell)
+        validation_store = _store(validation_source, tokenizer, cache, known, tell)
         train = _whole(store, "train", source_names(source))
         validation = _whole(validation_store, "validation", source_names(validation_source))
         notes += [
@@ -167,10 +173,19 @@ def prepare_dataset(
 
 
 def _store(
-    source: Source, tokenizer: Tokenizer, cache: Path, progress: Progress | None, tell: Tell | None
+    source: Source, tokenizer: Tokenizer, cache: Path, known: KnownFiles, tell: Tell | None
 ) -> TokenStore:
-    key = digest_of([VERSION, source.signature(), tokenizer.fingerprint()])[:32]
-    return build_store(cache / "tokens" / f"{key}.tokens", source, tokenizer, progress=progress, tell=tell)
+    key = digest_of([VERSION, known.signature(source), tokenizer.fingerprint()])[:32]
+    changed = [file.name for file in source.files if file.name in known.changed]
+    return build_store(
+        cache / "tokens" / f"{key}.tokens",
+        source,
+        tokenizer,
+        identify=known.signature,
+        reason=f"{listed(changed)} changed since the last time" if changed else "",
+        progress=known.progress,
+        tell=tell,
+    )
 
 
 def _is_learned(table: Any) -> bool:
@@ -199,7 +214,7 @@ def _separator(configured: str | None, tokenizer: Tokenizer | None, learned: str
 
 
 def _learned_tokenizer(
-    settings: Any, source: Source, divided: bool, cache: Path, tell: Tell | None
+    settings: Any, source: Source, divided: bool, cache: Path, known: KnownFiles, tell: Tell | None
 ) -> Tokenizer:
     """The configured tokenizer, learned once for the same text and settings."""
     table = settings.tokenizer
@@ -214,16 +229,19 @@ def _learned_tokenizer(
             where=source_names(source),
         )
     part = [settings.split, settings.train_split_ratio] if divided else "whole"
-    key = digest_of([source.signature(), table.model_dump(mode="json"), part])[:32]
-    path = cache / "tokenizers" / f"{key}.json"
+    key = digest_of([known.signature(source), table.model_dump(mode="json"), part])
+    path = cache / "tokenizers" / f"{key[:32]}.json"
     with locked(path, tell):
-        if path.exists():
-            try:
-                return load_tokenizer(path)
-            except WyrmlingError:
-                path.unlink()
+        try:
+            record = read_record(path, must_be_sealed=True)
+            if record.pop("learned_from") == key:
+                return Tokenizer.from_json(record)
+        except (FileNotFoundError, KeyError, ValueError, DataError):
+            pass  # absent, damaged, of an earlier version, or another one's
+        if path.exists() and not path.is_file():
+            set_aside(path)
         tokenizer = build_tokenizer(table, pieces)
-        save_tokenizer(path, tokenizer)
+        write_json_atomically(path, sealed({**tokenizer.to_json(), "learned_from": key}))
     return tokenizer
 
 

@@ -43,6 +43,7 @@ class Header(TypedDict):
     text_bytes: bytes of all documents; None when the data came as token ids.
     unknown: tokens that stand for something outside the vocabulary.
     hashes: the hash of the table of hashes, hexadecimal; empty where the tokens are in memory.
+    named: the names of files in the notes, and the number of each among those of the source.
     """
 
     count: int
@@ -55,6 +56,7 @@ class Header(TypedDict):
     fingerprint_tokenizer: str
     source: str
     hashes: str
+    named: dict[str, int]
     notes: list[str]
 
 

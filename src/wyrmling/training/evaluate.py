@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from ..data.building import store_in_memory
 from ..data.dataset import prepare_dataset
-from ..data.store import Split, store_in_memory
+from ..data.store import Split
 from ..errors import CheckpointError, DataError
 from ..text.sources import open_one_text
 from .evaluation import Evaluation, documents_apart, evaluate_split

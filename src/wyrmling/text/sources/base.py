@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
+from ...files import sha256_of
 from .cutting import cut
 from .files import InputFile
 from .tally import Tally, counted, listed
@@ -106,14 +107,23 @@ class Source(ABC):
             return None
         return sum(file.size() for file in self.files)
 
-    def signature(self) -> dict[str, Any]:
-        """What identifies the text, without reading it: kind, settings, size and mtime of every file."""
+    def signature(self, digests: Sequence[str] | None = None) -> dict[str, Any]:
+        """What identifies the text: kind, settings, what is in each file, and how it is read; not where it lies.
+
+        Args:
+            digests: SHA-256 of the files, hexadecimal, where they are known; else they are read.
+        """
+        if digests is None:
+            digests = [sha256_of(file.path) for file in self.files]
         return {
             "type": self.kind,
             "reader": READER_VERSION,
             **self._settings,
             "separator": self.separator.decode(),
-            "files": [file.signature() for file in self.files],
+            "files": [
+                {"sha256": digest, "suffixes": file.path.suffixes, "encoding": file.encoding}
+                for file, digest in zip(self.files, digests, strict=True)
+            ],
         }
 
     def pieces(self) -> Iterator[Piece]:

@@ -70,15 +70,24 @@ class InputFile:
         """What is the same for all names of one file: device and inode, its path where there are none."""
         return identity_of(self._stat(), self.path)
 
-    def signature(self) -> dict[str, Any]:
-        """Absolute path, encoding, size in bytes, time of the last change in nanoseconds."""
+    def state(self) -> list[int]:
+        """What the system says of it that changes when it does: device, inode, size, and the times of the last change
+        of its content and of anything, in nanoseconds.
+        """
         found = self._stat()
-        return {
-            "path": shown(os.path.abspath(self.path)),
-            "encoding": self.encoding,
-            "size": found.st_size,
-            "mtime_ns": found.st_mtime_ns,
-        }
+        return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+    def chunks(self) -> Iterator[bytes]:
+        """Its bytes as they lie on disk.
+
+        Raises:
+            DataError, StorageError: as `open`.
+        """
+        try:
+            with self._open_regular() as stream:
+                yield from chunks_of(stream)
+        except OSError as error:
+            raise refusal(self.name, error) from error
 
     def _stat(self) -> os.stat_result:
         try:
