@@ -18,6 +18,11 @@ is wrong, where (file, key, line), and what to do. The command prints it without
 from __future__ import annotations
 
 
+def to_install(*packages: str) -> str:
+    """What to do about packages that are missing: a line that works in a clone and for an installed package."""
+    return f"run: pip install {' '.join(packages)}"
+
+
 class WyrmlingError(Exception):
     """Base of all errors with a text for people."""
 

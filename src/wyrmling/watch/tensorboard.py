@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, to_install
 from .events import Callback, RunEnded, RunStarted, SampleReport, StepReport, ValidationReport
 
 
@@ -26,7 +26,7 @@ class TensorBoardWriter(Callback):
             import tensorboard  # noqa: F401
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise UserError("TensorBoard is not installed; run: pip install 'wyrmling[track]'") from error
+            raise UserError(f"TensorBoard is not installed; {to_install('tensorboard')}") from error
         self._directory = directory
         self._open = SummaryWriter
         self._writer: Any = None

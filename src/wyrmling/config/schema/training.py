@@ -114,7 +114,8 @@ class Training(Table):
         default=None, description="The step to go on from; unset: the newest good checkpoint."
     )
     init_checkpoint_path: FilePath | None = Field(
-        default=None, description="A run or checkpoint whose weights the new run starts with."
+        default=None,
+        description="A run (its name, its folder, or `latest`) or a checkpoint whose weights the new run starts with.",
     )
     init_checkpoint_step: CountingInt | None = Field(
         default=None, description="The step of init_checkpoint_path; unset: its newest good checkpoint."

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, to_install
 from .base import Source
 from .files import InputFile, reading_options, shown
 from .finding import find_files
@@ -22,7 +22,6 @@ from .tally import listed
 if TYPE_CHECKING:
     from ...config.schema.sources import HuggingFaceSource
 
-INSTALL = 'run: pip install "wyrmling[hub]"'
 Download = Callable[..., str]
 
 
@@ -89,7 +88,8 @@ def _hub_files(
         import huggingface_hub as hub
     except ImportError:
         raise DataError(
-            f"dataset.repo_id: huggingface_hub is not installed; {INSTALL}, or set dataset.local_dir"
+            "dataset.repo_id: huggingface_hub is not installed; "
+            f"{to_install('huggingface_hub', 'pyarrow')}, or set dataset.local_dir"
         ) from None
     token = _token(config)
     notes: list[str] = []

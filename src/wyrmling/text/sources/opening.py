@@ -12,7 +12,7 @@ import lzma
 import zlib
 from typing import Any, BinaryIO, cast
 
-from ...errors import DataError
+from ...errors import DataError, to_install
 from .content import HEAD_BYTES, count_controls, format_of, is_binary, is_utf8, packing_of, wide_encoding
 from .tally import Tally
 
@@ -153,8 +153,8 @@ def _decompressor(packing: str, name: str) -> Any:
             from backports import zstd
         except ImportError:
             raise DataError(
-                f"{name}: is packed with zstd, which this Python reads with one more package: "
-                "pip install backports.zstd, or unpack the file"
+                f"{name}: is packed with zstd, which this Python reads with one more package; "
+                f"{to_install('backports.zstd')}, or unpack the file"
             ) from None
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW})
 

