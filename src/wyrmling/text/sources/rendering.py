@@ -220,7 +220,7 @@ def _check(text: str, name: str) -> None:
         code = ord(text[error.start])
         if code in _DECODED_BYTES:
             reason = f'invalid UTF-8 in field "{shown(name)}": byte 0x{code - 0xDC00:02x}'
-            reason += " (is dataset.encoding another?)"
+            reason += '; is the file written in dataset.encoding = "cp1252" or another?'
             raise Malformed(reason, "not UTF-8") from None
         reason = f'field "{shown(name)}": half of a surrogate pair (U+{code:04X}) is not a character'
         raise Malformed(reason, "half of a surrogate pair") from None
