@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from wyrmling.model.state import State
+from wyrmling.numerics.settings import own_settings
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What generation asks of the machine of a run."""
+
+    threads: int = 1
+
+    def settings(self) -> AbstractContextManager[None]:
+        return own_settings(self.threads)
+
+
+MACHINE = Machine()
 
 
 class Recurrent(nn.Module):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import typer
-from generation_fakes import Recurrent
+from generation_fakes import MACHINE, Machine, Recurrent
 from typer.testing import CliRunner
 
 from wyrmling.cli.generate import generate
@@ -35,6 +35,7 @@ class Loaded:
     config: Config
     step: int
     path: Path
+    machine: Machine = MACHINE
 
 
 @pytest.fixture
@@ -50,6 +51,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
 
     training = types.ModuleType("wyrmling.training")
     training.load_run = load_run
+    training.keep_freed_memory = lambda: None
     monkeypatch.setitem(sys.modules, "wyrmling.training", training)
     return asked
 

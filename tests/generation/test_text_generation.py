@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from generation_fakes import Recurrent
+from generation_fakes import MACHINE, Machine, Recurrent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,6 +56,7 @@ class Loaded:
     model: Recurrent
     tokenizer: Tokenizer
     config: Config
+    machine: Machine = MACHINE
 
 
 TOKENIZERS = {

@@ -236,8 +236,7 @@ def test_a_try_counts_the_moments_of_what_is_frozen_only_at_first(
 
     monkeypatch.setattr(batch_probe, "build_learner", built)
     monkeypatch.setattr(batch_probe, "guard", lambda *_: None)
-    monkeypatch.setattr(batch_probe, "apply_process_settings", lambda *_, **__: None)
-    request = {"stored": {}, "tokens": 100, "total_steps": 12, "free": 1 << 30, "target": 1 << 30, "steps": 1}
+    request = {"stored": {}, "tokens": 100, "total_steps": 12, "target": 1 << 30, "steps": 1}
     answer = batch_probe.probe({**request, "config": config.to_dict(), "vocab_size": 11})
     assert answer["status"] == "done"
     names = dict(learners[0].model.named_parameters())

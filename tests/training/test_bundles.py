@@ -163,7 +163,8 @@ def test_ctrl_c_stops_the_bundle_and_not_only_the_stage(load: Load) -> None:
                 signal.raise_signal(signal.SIGINT)
 
     bundle, first, second = load(), Interrupts(), Watcher()
-    assert run_bundle(bundle, callbacks=[first]).exit_code == 130
+    with pytest.raises(KeyboardInterrupt):  # a loop over bundles ends too
+        run_bundle(bundle, callbacks=[first])
     assert statuses(bundle) == [("short", "interrupted"), ("long", "pending")]
     assert run_bundle(bundle, callbacks=[second]).exit_code == 0
     assert second.steps[0] == ("plays-short", 3)

@@ -76,6 +76,8 @@ def test_threads_are_those_of_the_machine_whatever_the_process_has_set(
         monkeypatch.setenv("OMP_NUM_THREADS", words)
         assert choice("threads").value == value
     assert choice("threads", "runtime.threads=7").reason == "asked for by runtime.threads"
+    with pytest.raises(CheckpointError, match=r"20000 threads.*--allow-inexact"):
+        choose_machine(load_config("tiny"), geometry(), {"threads": "20000"}, tokens=1)
     with pytest.raises(ConfigError, match=r"runtime\.threads is 20000, and a machine of 6 cores bears 64"):
         choice("threads", "runtime.threads=20000")
     monkeypatch.setattr(module, "usable_cores", lambda: 128)
@@ -150,7 +152,7 @@ def test_a_budget_of_bytes_keeps_what_fits_and_refuses_what_cannot() -> None:
 
 def test_what_is_kept_has_to_fit_where_the_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory of the machine says nothing about that of its GPU."""
-    monkeypatch.setattr(module.DeviceMemory, "available", lambda self: rooms[self.device.type])
+    monkeypatch.setattr(module.DeviceMemory, "total", lambda self: rooms[self.device.type])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     config = load_config("shakespeare", ["runtime.device=cuda", "runtime.dtype=float32"])
     rooms = {"cpu": 1 << 40, "cuda": 1 << 20}

@@ -255,3 +255,68 @@ def test_weights_that_only_got_worse_are_not_the_best(tiny_config: Make) -> None
     )
     worse = wyrmling.train(tiny_config(*wild, *start))
     assert (read_pointer(worse.run.checkpoints, "best"), list_checkpoints(worse.run.checkpoints)[0]) == (0, 0)
+
+
+class Signalled(Callback):
+    """Sends a signal at step 5 of the first run that it watches, and once more as often as asked."""
+
+    def __init__(self, number: int, times: int = 1) -> None:
+        self.number, self.times = number, times
+
+    def on_step(self, report: StepReport) -> None:
+        if report.step == 5:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent differently there")
+@pytest.mark.parametrize(
+    ("name", "raised"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit), ("SIGHUP", SystemExit)]
+)
+def test_a_signal_ends_the_loop_over_runs_after_the_checkpoint(
+    tiny_config: Make, name: str, raised: type[BaseException]
+) -> None:
+    number, run = signal.Signals[name], "interrupted-run"
+    before, begun = signal.getsignal(number), []
+
+    def sweep() -> None:
+        for place in (run, "never-begun"):
+            begun.append(place)
+            wyrmling.train(tiny_config(f"run_layout.name={place}"), callbacks=[Signalled(number)])
+
+    with pytest.raises(raised) as caught:
+        sweep()
+    assert begun == [run]
+    assert wyrmling.load_run(run).step == 5
+    assert signal.getsignal(number) is before
+    if isinstance(caught.value, SystemExit):
+        assert caught.value.code == 128 + number
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent differently there")
+def test_a_program_that_knows_the_signal_is_told_and_gets_the_result(tiny_config: Make) -> None:
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        result = wyrmling.train(tiny_config(), callbacks=[Signalled(signal.SIGTERM)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.step, result.reason, result.exit_code, told) == (5, "SIGTERM", 143, [signal.SIGTERM])
+    returned = wyrmling.train(tiny_config(), callbacks=[Signalled(signal.SIGINT)], on_signal="return")
+    assert (returned.step, returned.exit_code) == (5, 130)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent differently there")
+def test_a_second_interrupt_does_not_wait_for_the_step(tiny_config: Make) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        wyrmling.train(tiny_config("run_layout.name=twice"), callbacks=[Signalled(signal.SIGINT, times=2)])
+    assert wyrmling.load_run("twice").step == 4, "the last checkpoint before"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent differently there")
+def test_a_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("could not be put back"))
+    with stop_on_signals(Control()):
+        pass

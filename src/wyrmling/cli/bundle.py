@@ -54,7 +54,10 @@ def bundle(
 
     loaded = load_bundle(file, overrides or (), name)
 
+    from ..training import keep_freed_memory
     from ..training.bundles import described, plan_bundle, run_bundle
+
+    keep_freed_memory()
 
     if dry_run:
         plan = plan_bundle(
@@ -74,5 +77,6 @@ def bundle(
             redo_missing=redo_missing,
             stop_after=stop_after,
             preparing=console.preparing,
+            on_signal="return",
         )
     raise typer.Exit(result.exit_code)

@@ -55,7 +55,9 @@ def evaluate(
     step = checkpoint_step(checkpoint)
 
     from ..training import evaluate as run_evaluation
-    from ..training import load_run
+    from ..training import keep_freed_memory, load_run
+
+    keep_freed_memory()
 
     loaded = load_run(run, checkpoint=step)
     if probe_state:

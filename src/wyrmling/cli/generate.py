@@ -96,7 +96,9 @@ def _generate(
     from ..generation.output import show, summary, writer
     from ..generation.settings import GenerationSettings
     from ..generation.text import TextGeneration, encode_prompt, output_format
-    from ..training import load_run
+    from ..training import keep_freed_memory, load_run
+
+    keep_freed_memory()
 
     loaded = load_run(run, checkpoint=checkpoint)
     note(f"weights of step {loaded.step}: {loaded.path}")
@@ -127,6 +129,7 @@ def _generate(
         settings,
         conversation=conversation,
         keep_state=state_out is not None,
+        threads=loaded.machine.threads,
     )
     for line in generation.notes:
         note(line)

@@ -82,7 +82,10 @@ def train(
     """Train a model on your text. Without arguments: the recipe `shakespeare`, about three minutes."""
     config = _configured(configs, overrides, resume=resume, fork=fork)
 
+    from ..training import keep_freed_memory
     from ..training import train as run_training
+
+    keep_freed_memory()
 
     with watchers(track) as (console, callbacks):
         result = run_training(
@@ -91,6 +94,7 @@ def train(
             allow_inexact=allow_inexact,
             preparing=console.preparing,
             profile=None if profile is None else profile.value,
+            on_signal="return",
         )
     if result.profile is not None:
         _print_profile(result.profile)

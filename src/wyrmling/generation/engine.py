@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..model.state import State
+from ..numerics.settings import own_settings
 from .mode import evaluating
 from .reading import Group, Reader
 from .sampling import draws, sample
@@ -64,7 +65,8 @@ class _Row:
 class Generation:
     """A generation in progress: iterate over it for `Step`s, read `results` at any time.
 
-    Between two steps the model is in the mode it was in before, and nothing but what the rows have read is held.
+    Between two steps the model is in the mode it was in before, the process has its own settings, and nothing
+    but what the rows have read is held.
     Where a decoder reads, its weights are those that the model had when the first single token was read.
     """
 
@@ -80,6 +82,7 @@ class Generation:
         vocab_size: int | None,
         stop: StopRule | None,
         keep_state: bool,
+        threads: int | None,
     ) -> None:
         self.settings = settings
         self.results = [Result(list(prompt)) for prompt in prompts]
@@ -91,10 +94,11 @@ class Generation:
         self._vocab_size = vocab_size
         self._stop = stop
         self._keep_state = keep_state
+        self._threads = threads
 
     def __iter__(self) -> Iterator[Step]:
         while self._live:
-            with evaluating(self._model):
+            with own_settings(self._threads), evaluating(self._model):
                 tokens = self._next_tokens()
                 step = self._accept(tokens)
             yield step
@@ -190,6 +194,7 @@ def generate(
     vocab_size: int | None = None,
     stop: StopRule | None = None,
     keep_state: bool = False,
+    threads: int | None = None,
 ) -> Generation:
     """Continue prompts.
 
@@ -203,6 +208,7 @@ def generate(
         vocab_size: draw only ids below it (a model may score more tokens than its tokenizer has).
         stop: a further reason to end a row.
         keep_state: keep the final state of every row in its result.
+        threads: that compute; None: as many as the process has set.
 
     Returns: an iterator over `Step`s; nothing is computed before the first is asked for.
 
@@ -236,6 +242,7 @@ def generate(
         vocab_size=vocab_size,
         stop=stop,
         keep_state=keep_state,
+        threads=threads,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -24,6 +25,14 @@ Output = Literal["text", "ids", "json"]
 _OUTPUTS: dict[str, Output] = {"decoded_text": "text", "token_ids": "ids"}
 
 
+class Machine(Protocol):
+    """What is needed of the machine that a run computes on."""
+
+    @property
+    def threads(self) -> int: ...
+    def settings(self) -> AbstractContextManager[None]: ...
+
+
 class LoadedRun(Protocol):
     """What is needed of a run that has been loaded."""
 
@@ -33,6 +42,8 @@ class LoadedRun(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def config(self) -> Config: ...
+    @property
+    def machine(self) -> Machine: ...
 
 
 @dataclass(frozen=True)
@@ -188,6 +199,7 @@ class TextGeneration:
         *,
         conversation: Conversation | None = None,
         keep_state: bool = False,
+        threads: int | None = None,
     ) -> None:
         if settings.max_chars is not None and not has_text(tokenizer):
             raise ConfigError("max_chars counts characters, this run's tokenizer has none: use max_tokens")
@@ -207,6 +219,7 @@ class TextGeneration:
             vocab_size=tokenizer.vocab_size,
             stop=self._decode,
             keep_state=keep_state,
+            threads=threads,
         )
         self.notes += self.tokens.notes
         self._history = () if conversation is None else conversation.tokens
@@ -270,7 +283,8 @@ def generate_text(run: LoadedRun, prompt: str | bytes = "", **settings: Any) -> 
     """
     chosen = GenerationSettings.from_config(run.config.generation, settings)
     encoded = encode_prompt(run.tokenizer, prompt)
-    return TextGeneration(run.model, run.tokenizer, [encoded], chosen).finish()[0].text
+    with run.machine.settings():
+        return TextGeneration(run.model, run.tokenizer, [encoded], chosen).finish()[0].text
 
 
 def as_json(tokenizer: Tokenizer, result: Continuation, *, row: int, settings: GenerationSettings) -> str:

@@ -21,6 +21,7 @@ from ..memory import LinearAttention
 from ..numerics.dropout import Dropout
 from ..numerics.norms import Norm
 from ..numerics.roles import Role, declare
+from ..numerics.settings import own_settings
 from . import init
 from .fused import Fused
 from .geometry import Geometry
@@ -43,6 +44,7 @@ class Model(nn.Module):
     (absent when tied to the embedding), those of `norm` and `memory`. Weights are shared by all layers.
     """
 
+    @own_settings()  # weights are float32 on the CPU, whatever the program's default is
     def __init__(
         self, config: ModelConfig, vocab_size: int, *, seed: int = 1337, recompute: bool = False
     ) -> None:

@@ -3,7 +3,7 @@
 from .evaluate import evaluate, probe
 from .evaluation import Evaluation
 from .loading import LoadedRun, load_run
-from .machine import Machine
+from .machine import Machine, keep_freed_memory
 from .probing import Distance
 from .run import TrainResult, train
 
@@ -14,6 +14,7 @@ __all__ = [
     "Machine",
     "TrainResult",
     "evaluate",
+    "keep_freed_memory",
     "load_run",
     "probe",
     "train",

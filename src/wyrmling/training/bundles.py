@@ -32,6 +32,7 @@ from ..watch.events import Broadcaster, Callback, Message
 from .launch import CHANGEABLE, INEXACT, differences, refuse_rewards, refuse_several_processes
 from .machine import choose_device
 from .run import Preparing, TrainResult, train, unseen
+from .stopping import OnSignal, hand_on
 
 # What may differ from the file after a stage has finished: what decided none of its weights and losses.
 _HARMLESS = (
@@ -132,6 +133,7 @@ def run_bundle(
     redo_missing: bool = False,
     stop_after: str | None = None,
     preparing: Preparing = unseen,
+    on_signal: OnSignal = "raise",
 ) -> BundleResult:
     """Run the stages of a bundle that are not finished yet.
 
@@ -139,7 +141,7 @@ def run_bundle(
         callbacks: watch every stage in turn.
         stop_after: the stage after which to stop; None: the last one.
         allow_inexact, allow_changed, redo_missing: as for `plan_bundle`.
-        preparing: as for `train`.
+        preparing, on_signal: as for `train`.
 
     Raises:
         What `plan_bundle` raises, before anything is written; what `train` raises, with which the bundle stops.
@@ -172,6 +174,8 @@ def run_bundle(
                 result.runs[item.stage.name] = RunDirectory(item.run, item.run.name)
             if item.stage.name == stop_after:
                 break
+    if on_signal == "raise":
+        hand_on(result.exit_code)
     return result
 
 
@@ -329,7 +333,13 @@ def _run_stage(
     record.begin(stage.run.relative_to(bundle.folder).as_posix(), stage.config.to_dict(), init)
     state.write(bundle.folder)
     try:
-        result = train(config, callbacks=watchers, allow_inexact=allow_inexact, preparing=preparing)
+        result = train(
+            config,
+            callbacks=watchers,
+            allow_inexact=allow_inexact,
+            preparing=preparing,
+            on_signal="return",
+        )
     except Exception as error:
         record.end("failed", error=" ".join(str(error).split()) or type(error).__name__)
         with contextlib.suppress(WyrmlingError, OSError):  # the first error is the one to tell

@@ -83,13 +83,6 @@ def working_compiler(patience: float | None = None) -> Compiler:
     return _tried(path, PATIENCE if patience is None else patience)
 
 
-def use_compiler(path: str) -> None:
-    """Let PyTorch call this C++ compiler from now on."""
-    from torch._inductor import config
-
-    config.cpp.cxx = (None, path)
-
-
 def choose_kernels(
     asked: Literal["auto", "on", "off"],
     stored: str | None,

@@ -46,18 +46,19 @@ def evaluate(
         CheckpointError: the loss is not finite: such weights are of no use.
     """
     training = loaded.config.training
-    chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
-    found = evaluate_split(
-        loaded.model,
-        chosen,
-        loaded.tokenizer,
-        loaded.machine,
-        block_size=block_size or training.block_size,
-        rows=rows or (1 if text is not None else training.batch_size),
-        carry_state=carry_state,
-        documents=documents_apart(chosen, training),
-        progress=progress,
-    )
+    with loaded.machine.settings():
+        chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
+        found = evaluate_split(
+            loaded.model,
+            chosen,
+            loaded.tokenizer,
+            loaded.machine,
+            block_size=block_size or training.block_size,
+            rows=rows or (1 if text is not None else training.batch_size),
+            carry_state=carry_state,
+            documents=documents_apart(chosen, training),
+            progress=progress,
+        )
     if not math.isfinite(found.loss):
         raise CheckpointError(
             f"{loaded.run.name}, step {loaded.step}: the loss on {chosen.where} is not finite: the weights have grown "
@@ -87,16 +88,17 @@ def probe(
         DataError: as `evaluate`, and a text that is too short.
     """
     training = loaded.config.training
-    chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
-    return probe_state(
-        loaded.model,
-        chosen,
-        loaded.machine,
-        rows=rows or (1 if text is not None else training.batch_size),
-        period=period,
-        documents=documents_apart(chosen, training),
-        progress=progress,
-    )
+    with loaded.machine.settings():
+        chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
+        return probe_state(
+            loaded.model,
+            chosen,
+            loaded.machine,
+            rows=rows or (1 if text is not None else training.batch_size),
+            period=period,
+            documents=documents_apart(chosen, training),
+            progress=progress,
+        )
 
 
 def _split(loaded: LoadedRun, name: str, note: Callable[[str], None]) -> Split:

@@ -15,7 +15,7 @@ from ..runs import RunDirectory, find_run
 from ..text.tokenizers import Tokenizer, load_tokenizer
 from .autotune import as_recorded
 from .launch import refuse_other_surroundings
-from .machine import Machine, apply_process_settings, machine_for_reading
+from .machine import Machine, machine_for_reading
 
 
 def own_tokenizer(run: RunDirectory) -> Tokenizer:
@@ -67,12 +67,12 @@ def load_run(
     tokenizer = own_tokenizer(directory)
     found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
     refuse_other_surroundings(directory, found)
-    model = Model(config.effective_model, tokenizer.vocab_size, seed=config.training.seed)
     recorded = {choice["name"]: choice["value"] for choice in directory.record().get("choices", [])}
     config = as_recorded(config, recorded)
     machine = machine_for_reading(config, recorded)
-    apply_process_settings(machine, deterministic=config.runtime.deterministic)
-    model.to(machine.device, machine.weight_dtype)
-    load_model_tensors(model, found.parts["model"])
-    model.eval()
+    with machine.settings():
+        model = Model(config.effective_model, tokenizer.vocab_size, seed=config.training.seed)
+        model.to(machine.device, machine.weight_dtype)
+        load_model_tensors(model, found.parts["model"])
+        model.eval()
     return LoadedRun(model, tokenizer, config, machine, found.step, found.path, directory)

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -20,16 +20,18 @@ from ..config import Config
 from ..errors import CheckpointError, ConfigError
 from ..model.choice import ExecutorChoice, choose_executor, step_bytes
 from ..model.geometry import Geometry
+from ..numerics.settings import own_settings
 from ..runs import Choice
 from ..watch.device_memory import DeviceMemory
 from ..watch.survey import find_compiler, physical_cores, usable_cores
-from .compiling import choose_kernels, use_compiler
+from .compiling import choose_kernels
 from .rates import operations_per_token, run_seconds
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
-# Beyond this share of the memory that is free when the run is created, neurons are computed again instead of kept.
-KEPT_SHARE = 0.4
+# Beyond this share of the device's memory neurons are computed again instead of kept. Of all memory, not of what is
+# free at the moment: the same command makes the same choice, whatever else runs.
+KEPT_SHARE = 0.3
 # From so many weights in a matrix on, bfloat16 products are at least 1.5 times as fast where a processor has them.
 BFLOAT16_WEIGHTS = 1 << 13
 # Threads that a machine bears: more than its cores gain nothing, thousands end the process.
@@ -46,6 +48,7 @@ class Machine:
         choices: all of this as printed and recorded.
         kernels: whether the small elementwise kernels are compiled.
         executor: what computes the layers of a training step; None where nothing is trained.
+        deterministic: refuse operations whose result may vary.
     """
 
     device: torch.device
@@ -55,6 +58,7 @@ class Machine:
     choices: tuple[Choice, ...]
     kernels: Literal["eager", "compiled"] = "eager"
     executor: ExecutorChoice | None = None
+    deterministic: bool = False
 
     @property
     def chosen_executor(self) -> ExecutorChoice:
@@ -72,6 +76,13 @@ class Machine:
         """The context of a forward pass."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             yield
+        # PyTorch drops its casts of the weights with the outermost autocast, and that may be the caller's
+        torch.clear_autocast_cache()
+
+    def settings(self) -> contextlib.AbstractContextManager[None]:
+        """The context of everything that is computed here: what the process has set is put back after it."""
+        compiler = find_compiler() if self.kernels == "compiled" else None
+        return own_settings(self.threads, deterministic=self.deterministic, compiler=compiler)
 
 
 def choose_machine(
@@ -80,7 +91,6 @@ def choose_machine(
     stored: Mapping[str, str] | None = None,
     *,
     tokens: int,
-    free: int | None = None,
 ) -> Machine:
     """Make the choices of a training run that the configuration leaves open, or take the stored ones.
 
@@ -90,7 +100,6 @@ def choose_machine(
     Args:
         stored: name -> value of the choices of the run that goes on; None for a new run.
         tokens: targets of the whole run, for the estimate of its length.
-        free: bytes of memory that the choices go by; None: what is free on the device now.
     Raises:
         ConfigError: a device that this machine lacks, a dtype that the device lacks, a compiler that is not there.
         CheckpointError: a stored choice that this machine cannot take.
@@ -112,10 +121,9 @@ def choose_machine(
     )
     _refuse_another_executor(executor, old.get("executor"))
 
-    def room() -> int | None:
-        return free or DeviceMemory(torch.device(device.value)).available()
-
-    memory = _activation_memory(config, geometry, executor, dtype.value, old.get("activation_memory"), room)
+    memory = _activation_memory(
+        config, geometry, executor, torch.device(device.value), dtype.value, old.get("activation_memory")
+    )
 
     def seconds() -> float:
         operations = operations_per_token(geometry, training.kernel_block, executor.tile)
@@ -142,6 +150,7 @@ def choose_machine(
         ),
         executor=executor,
         kernels=cast(Literal["eager", "compiled"], kernels.value),
+        deterministic=config.runtime.deterministic and device.value == "cuda",
     )
 
 
@@ -172,30 +181,37 @@ def machine_for_reading(config: Config, recorded: Mapping[str, str]) -> Machine:
         dtype = Choice("dtype", str(known), "as the run was trained")
     threads = _threads(config.runtime.threads, None)
     return Machine(
-        torch.device(device.value), DTYPES[dtype.value], int(threads.value), False, (device, dtype, threads)
+        torch.device(device.value),
+        DTYPES[dtype.value],
+        int(threads.value),
+        False,
+        (device, dtype, threads),
+        deterministic=config.runtime.deterministic and device.value == "cuda",
     )
 
 
-def apply_process_settings(machine: Machine, *, deterministic: bool) -> Choice:
-    """Set what belongs to the process: threads, kernels, the allocator. Returns the allocator's choice."""
-    torch.set_num_threads(machine.threads)
-    compiler = find_compiler() if machine.kernels == "compiled" else None
-    if compiler is not None:
-        use_compiler(compiler)
-    if machine.device.type == "cuda":
-        torch.use_deterministic_algorithms(deterministic)
-        torch.backends.cudnn.benchmark = not deterministic
-    # filling fresh memory with NaN finds bugs, and costs more than the work itself
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    return keep_freed_memory()
+def allocator() -> Choice:
+    """What becomes of freed memory in this process."""
+    return _allocator
 
 
 def keep_freed_memory() -> Choice:
     """Ask glibc to keep freed blocks instead of giving them back to the system after every tensor.
 
     A step frees and takes the same large tensors again and again. By default each comes as fresh pages, and touching
-    a fresh page costs more than the arithmetic on it.
+    a fresh page costs more than the arithmetic on it. It cannot be taken back, so only a process that does nothing
+    else asks for it: the command.
     """
+    global _allocator
+    _allocator = _keep_freed_memory()
+    return _allocator
+
+
+KEPT = "keep"
+_allocator = Choice("allocator", "the caller's", "left as it is in a program that is not the command's own")
+
+
+def _keep_freed_memory() -> Choice:
     name = "allocator"
     if not sys.platform.startswith("linux"):
         return Choice(name, "system", f"no setting known on {sys.platform}")
@@ -205,7 +221,7 @@ def keep_freed_memory() -> Choice:
         return Choice(name, "system", "this C library has no mallopt")
     trim_threshold, mmap_threshold, never = -1, -3, -1
     if mallopt(mmap_threshold, 1 << 30) and mallopt(trim_threshold, never):
-        return Choice(name, "keep", "freed tensors are reused instead of paged in anew (glibc mallopt)")
+        return Choice(name, KEPT, "freed tensors are reused instead of paged in anew (glibc mallopt)")
     return Choice(name, "system", "mallopt refused")
 
 
@@ -295,11 +311,17 @@ def _threads(asked: int | None, stored: str | None) -> Choice:
 
     Raises:
         ConfigError: more than this machine bears; thousands of threads end the process.
+        CheckpointError: the run that goes on had more.
     """
-    if stored is not None:
-        return Choice("threads", stored, "as when the run was created")
     cores = usable_cores()
     most = max(LEAST_LIMIT, THREADS_PER_CORE * cores)
+    if stored is not None:
+        if int(stored) > most:
+            raise CheckpointError(
+                f"the run was trained with {stored} threads, and a machine of {cores} cores bears {most} at most: "
+                "resume it where it was trained, or pass --allow-inexact"
+            )
+        return Choice("threads", stored, "as when the run was created")
     if asked is not None:
         if asked > most:
             raise ConfigError(
@@ -318,9 +340,9 @@ def _activation_memory(
     config: Config,
     geometry: Geometry,
     executor: ExecutorChoice,
+    device: torch.device,
     dtype: str,
     stored: str | None,
-    room: Callable[[], int | None],
 ) -> Choice:
     name, asked = "activation_memory", config.runtime.activation_memory
     if stored is not None:
@@ -344,15 +366,15 @@ def _activation_memory(
     about = f"a step would keep about {needs['keep'] / 1e6:,.0f} MB"
     if asked != "auto":
         return _within_budget(name, int(asked), needs, about)
-    free = room()
-    if not free:
-        return Choice(name, "keep", f"{about}; free memory is not known here")
-    fits = needs["keep"] <= KEPT_SHARE * free
+    total = DeviceMemory(device).total()
+    if not total:
+        return Choice(name, "keep", f"{about}; the size of the memory is not known here")
+    fits = needs["keep"] <= KEPT_SHARE * total
     verdict = "fits in" if fits else "is more than"
     return Choice(
         name,
         "keep" if fits else "recompute",
-        f"{about}, which {verdict} {KEPT_SHARE:.0%} of the {free / 1e6:,.0f} MB free",
+        f"{about}, which {verdict} {KEPT_SHARE:.0%} of the {total / 1e6:,.0f} MB here",
     )
 
 

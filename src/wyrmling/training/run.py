@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, clean, save_checkpoint, set_aside_newer, write_pointer
-from ..checkpoint.contents import (
-    load_model_tensors,
-    load_optimizer_tensors,
-)
+from ..checkpoint.contents import load_model_tensors, load_optimizer_tensors
 from ..checkpoint.transfer import Transfer, TransferReport
 from ..config import Config, load_config
 from ..data.dataset import Dataset, prepare_dataset
 from ..errors import CheckpointError, ConfigError
 from ..files import remove_leftovers, write_json_atomically
 from ..model import Model
+from ..numerics.settings import own_settings
 from ..optim import describe_length
 from ..runs import RunDirectory, build_run_record, create_run, refuse_taken
 from ..text.tokenizers import Tokenizer
@@ -42,7 +40,7 @@ from .profiling import PROFILE, Mode, RunProfile
 from .progress import EARLY, FINISHED, Progress
 from .resuming import Told, mend_pointers, rewrite_choices, stored_choices
 from .session import CONTINUAL, STREAMS, Parts, Session, build_parts
-from .stopping import stop_on_signals
+from .stopping import OnSignal, hand_on, stop_on_signals
 from .versions import versions
 
 
@@ -91,6 +89,7 @@ def train(
     allow_inexact: bool = False,
     preparing: Preparing = unseen,
     profile: Mode | None = None,
+    on_signal: OnSignal = "raise",
 ) -> TrainResult:
     """Train, or go on training, as a configuration says.
 
@@ -103,7 +102,11 @@ def train(
             how the text is read.
         profile: measure where time and memory go, and write `profile.json` and `trace.json` into the run; "detail"
             times the parts of a step too.
+        on_signal: what becomes of a signal (Ctrl-C) that ends the run, once its checkpoint is written: "raise" hands
+            it to the program, so that a loop over runs ends too; "return" only names it in the result.
     Raises:
+        KeyboardInterrupt: Ctrl-C, after the checkpoint; at once where it comes twice.
+        SystemExit: SIGTERM or SIGHUP, after the checkpoint, where the program has no handler of its own.
         ConfigError, DataError, CheckpointError: the caller's mistakes, before anything is written; a process that is
             announced as one of several.
         DivergedError, StorageError: what can go wrong on the way; the last good checkpoint stays.
@@ -113,6 +116,7 @@ def train(
     refuse_rewards(config)
     told = Told(callbacks)
     with contextlib.ExitStack() as held:
+        held.enter_context(own_settings())
         run = resumed_run(config, told.on_message)
         if run is not None:
             held.enter_context(run.lock())  # before anything of it is read: nobody else may move it meanwhile
@@ -121,6 +125,7 @@ def train(
             refuse_taken(config)  # before text is read and micro-batches are tried
         launch = resolve_launch(config, run, told.on_message, allow_inexact=allow_inexact)
         parts, transfer = _parts(config, launch, dataset, allow_inexact, preparing, told)
+        held.enter_context(parts.machine.settings())
         report = _borrow(parts, transfer, told)
         progress = _load_weights(parts, launch)
         if launch.forked is not None:
@@ -134,7 +139,10 @@ def train(
         else:
             run = create_run(config, lambda folder: _fill(parts.session(folder), report, progress, launch))
             held.enter_context(run.lock())
-        return _run(parts.session(run), launch, progress, told, allow_inexact, profile)
+        result = _run(parts.session(run), launch, progress, told, allow_inexact, profile, on_signal)
+    if on_signal == "raise":
+        hand_on(result.exit_code)
+    return result
 
 
 def _parts(
@@ -164,7 +172,7 @@ def _parts(
     if source is not None:
         stored = stored_choices(source, config, dataset, allow_inexact, told.on_message)
     tuned = tune(config, dataset, stored, told.on_message)
-    parts = build_parts(tuned.config, dataset, tuned.stored, tuned.free)
+    parts = build_parts(tuned.config, dataset, tuned.stored)
     return tuned.finish(parts, config), transfer
 
 
@@ -175,6 +183,7 @@ def _run(
     told: Told,
     allow_inexact: bool,
     profile: Mode | None,
+    on_signal: OnSignal,
 ) -> TrainResult:
     run, control = session.run, Control()
     clean(run.checkpoints)
@@ -214,7 +223,7 @@ def _run(
 
     unmeasured = (run.path / TRANSFER).exists() and not (run.path / PRE_STEP).exists()
 
-    with stop_on_signals(control) as interrupt:
+    with stop_on_signals(control, on_signal) as interrupt:
         measured = None if profile is None else RunProfile(session, progress.step + 1, profile)
         loop = TrainingLoop(session, progress, reports, control, measured)
         end = loop.run(begin, borrowed if unmeasured else None)

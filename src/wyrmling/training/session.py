@@ -34,7 +34,7 @@ from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
 from .evaluation import Evaluation, documents_apart, sample_of, validate
 from .geometry import RWKV8_CHOICE, limit_scratch
-from .machine import Machine, apply_process_settings, choose_machine, thread_waiting
+from .machine import Machine, allocator, choose_machine, thread_waiting
 from .plan import Plan
 from .replacing import build_continual, replacing_choices
 from .streams import Streams
@@ -255,29 +255,26 @@ def build_learner(
     return Learner(model, optimizer, choices, scales)
 
 
-def build_parts(
-    config: Config, dataset: Dataset, stored: Mapping[str, str] | None = None, free: int | None = None
-) -> Parts:
+def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | None = None) -> Parts:
     """Model, optimizer and plan of a run.
 
     Args:
         stored: the choices of a run that goes on.
-        free: bytes of memory that automatic choices go by; None: what is free now.
     Raises:
         ConfigError: settings that the data or this machine cannot fulfil.
     """
     plan = Plan.of(config, dataset)
     geometry = Geometry.of(config.effective_model, vocabulary_of(config, dataset))
     tokens = plan.total_steps * plan.global_rows * config.training.block_size
-    machine = choose_machine(config, geometry, stored, tokens=tokens, free=free)
-    allocator = apply_process_settings(machine, deterministic=config.runtime.deterministic)
-    learner = build_learner(
-        config, geometry, machine, total_steps=plan.total_steps, chunk=(stored or {}).get(RWKV8_CHOICE)
-    )
+    machine = choose_machine(config, geometry, stored, tokens=tokens)
+    with machine.settings():
+        learner = build_learner(
+            config, geometry, machine, total_steps=plan.total_steps, chunk=(stored or {}).get(RWKV8_CHOICE)
+        )
     continual = build_continual(config, geometry, learner.scales)
     choices = (
         *machine.choices,
-        allocator,
+        allocator(),
         thread_waiting(),
         *learner.choices,
         _batching(config, plan),

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Literal
 
 from ..checkpoint import is_better
 from ..config.schema.training import EarlyStopping
@@ -18,6 +19,28 @@ _HANGUP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
 SIGNALS = {int(signal.SIGINT): "SIGINT", int(signal.SIGTERM): "SIGTERM"}
 if _HANGUP is not None:
     SIGNALS[_HANGUP] = "SIGHUP"
+
+
+OnSignal = Literal["raise", "return"]
+"""What becomes of a signal that has ended a run: `hand_on` gives it to the program, or the result only names it."""
+
+
+def hand_on(exit_code: int) -> None:
+    """Give the signal that ended a run to the program, whose handlers are back in place; does nothing at 0.
+
+    A handler of the program's own is called, and may return.
+
+    Args:
+        exit_code: 128 + the signal's number.
+    Raises:
+        KeyboardInterrupt: SIGINT, by Python's own handler.
+        SystemExit: SIGTERM or SIGHUP, of which the program knows nothing.
+    """
+    if not exit_code:
+        return
+    if signal.getsignal(exit_code - 128) is signal.SIG_DFL:
+        raise SystemExit(exit_code)
+    signal.raise_signal(exit_code - 128)
 
 
 class Interrupt:
@@ -33,11 +56,14 @@ class Interrupt:
 
 
 @contextlib.contextmanager
-def stop_on_signals(control: Control) -> Iterator[Interrupt]:
-    """Inside the block, SIGINT, SIGTERM and SIGHUP ask `control` to stop; a second one ends the process at once.
+def stop_on_signals(control: Control, on_signal: OnSignal = "return") -> Iterator[Interrupt]:
+    """Inside the block, SIGINT, SIGTERM and SIGHUP ask `control` to stop; a second one does not wait.
 
     Not where one of the two is SIGHUP: a terminal that goes away sends several, and SIGTERM behind them.
     Outside the main thread, where Python cannot take signals, the block changes nothing.
+
+    Args:
+        on_signal: what a second signal does: "return" ends the process; "raise" hands it to the program at once.
     """
     interrupt = Interrupt()
     insistent = 0
@@ -49,20 +75,29 @@ def stop_on_signals(control: Control) -> Iterator[Interrupt]:
         nonlocal insistent
         insistent += number != _HANGUP
         if insistent > 1:
-            os._exit(128 + number)
+            if on_signal == "return":
+                os._exit(128 + number)
+            put_back()
+            hand_on(128 + number)
         if interrupt.signal is None:
             interrupt.signal = number
             control.stop(SIGNALS[number])
 
     # a signal that this process was told to ignore (nohup, a job in the background) stays ignored
-    taken = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, handle) for number in taken}
+    # and a handler that was not set by Python (None) could not be put back
+    known = {number: signal.getsignal(number) for number in SIGNALS}
+    previous = {number: handler for number, handler in known.items() if handler not in (signal.SIG_IGN, None)}
+
+    def put_back() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
     try:
+        for number in previous:
+            signal.signal(number, handle)
         yield interrupt
     finally:
-        for number, handler in previous.items():
-            if handler is not None:  # one that was not set by Python cannot be put back
-                signal.signal(number, handler)
+        put_back()
 
 
 @dataclass(frozen=True)

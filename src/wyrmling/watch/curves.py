@@ -107,23 +107,18 @@ def draw_svg(chart: Chart, width: int = WIDTH, height: int = HEIGHT) -> str:
 
 def draw_png(charts: Sequence[Chart], path: Path, title: str) -> None:
     """All charts on one sheet, written to `path` (not atomically: hand in a temporary name)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure  # not pyplot, whose windows and backend are the program's
 
     columns = 2 if len(charts) > 1 else 1
     rows = max(1, -(-len(charts) // columns))
-    figure, axes = pyplot.subplots(
-        rows, columns, figsize=(6.4 * columns, 3.4 * rows), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(6.4 * columns, 3.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(charts) :]:
         axis.remove()
     for axis, chart in zip(axes.flat, charts, strict=False):
         _plot(axis, chart)
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, parse_math=False)
     figure.savefig(path, format="png", dpi=140)
-    pyplot.close(figure)
 
 
 def _plot(axis: Any, chart: Chart) -> None:

@@ -75,6 +75,16 @@ class DeviceMemory:
             return self._largest
         return peak_memory()
 
+    def total(self) -> int | None:
+        """All there is for this process; None where the system does not say."""
+        import torch
+
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        if self.device.type == "mps":
+            return int(torch.mps.recommended_max_memory())
+        return machine_memory().total
+
     def available(self) -> int | None:
         """What is free now; None where the system does not say."""
         import torch

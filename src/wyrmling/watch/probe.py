@@ -31,12 +31,10 @@ def write_probe(distances: Sequence[Measured], path: Path) -> Path:
     Raises:
         StorageError: the file system refused.
     """
-    import matplotlib
+    from matplotlib.figure import Figure  # not pyplot, whose windows and backend are the program's
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(7, 6), layout="constrained")
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
     places = [distance.upto for distance in distances]
     above.plot(places, [distance.live for distance in distances], "o-", label="living state")
     above.plot(places, [distance.reset for distance in distances], "s--", label="emptied state")
@@ -55,6 +53,5 @@ def write_probe(distances: Sequence[Measured], path: Path) -> Path:
     below.set_xscale("log", base=2)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
-    pyplot.close(figure)
     write_atomically(path, buffer.getvalue())
     return path

@@ -70,7 +70,8 @@ class Runtime(Table):
         "Weights, states and sums stay float32.",
     )
     threads: PositiveInt | None = Field(
-        default=None, description="CPU threads; unset: OMP_NUM_THREADS, else one per core."
+        default=None,
+        description="CPU threads, at most 64, or 8 per core; unset: OMP_NUM_THREADS, else one per core.",
     )
     compile: Compiling = Field(
         default="auto",
@@ -88,7 +89,7 @@ class Runtime(Table):
     ] = Field(
         default="auto",
         description="Keep what the backward pass needs, or compute it again; a number of bytes "
-        '("500 MB"): keep what fits in it. "auto": what fits in the free memory.',
+        '("500 MB"): keep what fits in it. "auto": what fits in 30 % of all memory.',
     )
     startup_autotune: StartupAutotune = Field(
         default_factory=StartupAutotune, description="Find the largest micro-batch that fits."

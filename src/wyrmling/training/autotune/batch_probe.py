@@ -29,7 +29,7 @@ from ...optim.continual import Activity
 from ...watch.device_memory import DeviceMemory
 from ...watch.memory import current_memory
 from ...watch.profile import StageProfile
-from ..machine import Machine, apply_process_settings, choose_machine
+from ..machine import Machine, choose_machine, keep_freed_memory
 from ..session import build_learner
 from ..step import StepRules, optimizer_step
 from ..streams import Streams
@@ -57,20 +57,18 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         request: `config` (a dictionary, with the number of rows in it), `vocab_size`, `stored` (choices that were
-            made already), `tokens` and `total_steps` of the run, `free` (bytes that automatic choices go by),
-            `target` (bytes), `steps` to be measured.
+            made already), `tokens` and `total_steps` of the run, `target` (bytes), `steps` to be measured.
     Returns: `status`, and what was measured: `peak` and `in_use` in bytes, `tokens_per_second`, `activation_memory`.
     """
     config = Config.from_dict(request["config"])
     geometry = Geometry.of(config.effective_model, request["vocab_size"])
-    machine = choose_machine(
-        config, geometry, request["stored"], tokens=request["tokens"], free=request["free"]
-    )
+    machine = choose_machine(config, geometry, request["stored"], tokens=request["tokens"])
     if machine.device.type == "cpu":
         guard(request["target"], machine.threads)
     memory = DeviceMemory(machine.device)
     try:
-        measured = _measure(config, geometry, machine, memory, request)
+        with machine.settings():
+            measured = _measure(config, geometry, machine, memory, request)
     except (MemoryError, RuntimeError) as error:
         text = " ".join(str(error).split())
         if not isinstance(error, MemoryError) and not any(sign in text for sign in _OUT_OF_MEMORY):
@@ -84,7 +82,6 @@ def _measure(
     config: Config, geometry: Geometry, machine: Machine, memory: DeviceMemory, request: dict[str, Any]
 ) -> dict[str, Any]:
     training = config.training
-    apply_process_settings(machine, deterministic=config.runtime.deterministic)
     learner = build_learner(config, geometry, machine, total_steps=request["total_steps"])
     accumulation = resolve_gradient_accumulation(
         training.batch_size, training.gradient_accumulation_steps, training.target_effective_batch_size
@@ -168,6 +165,8 @@ def main() -> None:
     """Answer one request."""
     request = json.loads(sys.stdin.buffer.readline())
     _end_with_the_parent()
+    if request["keep_freed_memory"]:
+        keep_freed_memory()
     try:
         answer = probe(request)
     except UserError as error:

@@ -28,7 +28,7 @@ from ...runs import Choice
 from ...watch import quantities
 from ...watch.device_memory import DeviceMemory
 from ...watch.events import Message
-from ..machine import choose_machine
+from ..machine import KEPT, allocator, choose_machine
 from ..plan import Plan
 from ..session import Parts, vocabulary_of
 from .batch_search import bounds, largest_fitting, nearest_to_target
@@ -95,14 +95,12 @@ class Tuned:
         config: with `training.batch_size` in it.
         stored: choices that `build_parts` takes as made.
         choices: this one, and those that were made before the search.
-        free: bytes that automatic choices went by.
         report: for the record; None where nothing was searched.
     """
 
     config: Config
     stored: Mapping[str, str] | None = None
     choices: tuple[Choice, ...] = ()
-    free: int | None = None
     report: Mapping[str, Any] | None = None
 
     def finish(self, parts: Parts, asked: Config) -> Parts:
@@ -155,8 +153,8 @@ def as_recorded(config: Config, recorded: Mapping[str, str]) -> Config:
 class _Search:
     """One search: asks about numbers of rows, keeps what came of each.
 
-    What is measured once is measured when it is made: the device, the type of products, the threads, free memory, and
-    so the target.
+    What is measured once is measured when it is made: the device, the type of products, the threads, and from free
+    memory the target.
     """
 
     def __init__(
@@ -183,8 +181,7 @@ class _Search:
         self.made = tuple(choice for choice in machine.choices if choice.name in SETTLED)
         self.settled = {choice.name: choice.value for choice in self.made}
         self.device = machine.device.type
-        self.free = DeviceMemory(machine.device).available()
-        self.target = self._target(self.free)
+        self.target = self._target(DeviceMemory(machine.device).available())
 
     def run(self) -> Tuned:
         """Search, and say what was found."""
@@ -196,7 +193,7 @@ class _Search:
             rows = best
         choice = Choice(CHOICE, str(rows), self._reason(rows))
         config = with_rows(self.config, rows)
-        return Tuned(config, self.settled, (*self.made, choice), self.free, self._report(config))
+        return Tuned(config, self.settled, (*self.made, choice), self._report(config))
 
     def _target(self, available: int | None) -> int:
         if self.settings.target_device_memory_mb is not None:
@@ -228,9 +225,9 @@ class _Search:
                 "stored": {**self.settled, **self.compiling},
                 "tokens": _tokens(config, plan),
                 "total_steps": plan.total_steps,
-                "free": self.free,
                 "target": self.target,
                 "steps": self.settings.probe_steps,
+                "keep_freed_memory": allocator().value == KEPT,
             }
         )
         peak, status = answer.get("peak"), answer["status"]

@@ -59,9 +59,14 @@ class Tracer:
             if self._device.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
             # its library announces beginning and end on standard error otherwise
+            told = "KINETO_LOG_LEVEL" in os.environ
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-            self._profiler = torch.profiler.profile(activities=activities)
-            self._profiler.start()
+            try:
+                self._profiler = torch.profiler.profile(activities=activities)
+                self._profiler.start()
+            finally:
+                if not told:
+                    del os.environ["KINETO_LOG_LEVEL"]
 
     def after(self, step: int) -> None:
         """Step `step` is done."""
