@@ -7,6 +7,7 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 from text_helpers import documents, local, opened, records, refused
 
@@ -112,7 +113,7 @@ def test_what_a_folder_holds_and_is_not_read_is_told_with_numbers(tmp_path: Path
         "2 hidden names",
     ):
         assert word in note
-    source = opened(local(tmp_path, suffixes=(".TXT", ".rst")))
+    source = opened(local(tmp_path, suffixes=(".TXT", "*.rst")))
     assert documents(source) == [b"a" * 5000, b"c", b"d"]
     assert ".rst" not in " ".join(source.notes)
 
@@ -132,6 +133,18 @@ def test_a_folder_of_which_most_texts_would_be_left_out_is_refused_with_the_key(
     for name in ("b.rst", "c.log"):
         (tmp_path / name).write_bytes(bytes(range(250)) * 9)
     assert "1 .rst" in notes_on(tmp_path), "what is no text does not count"
+
+
+def test_a_folder_of_what_another_type_reads_names_that_type(tmp_path: Path) -> None:
+    texts(tmp_path, README_txt="about the data")
+    (tmp_path / "README.txt").rename(tmp_path / "README.md")
+    (tmp_path / "0.jsonl").write_text('{"text": "a"}\n' * 9)
+    with refused("most of", 'dataset.type = "jsonl"', kind=DataError):
+        opened(local(tmp_path))
+    (tmp_path / "0.jsonl").write_text("")
+    np.save(tmp_path / "ids.npy", np.arange(99))
+    with refused("most of", 'dataset.type = "pretokenized"', kind=DataError):
+        opened(local(tmp_path))
 
 
 def test_packed_records_are_found_in_a_folder(tmp_path: Path) -> None:

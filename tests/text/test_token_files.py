@@ -86,7 +86,7 @@ def test_python_objects_in_an_array_are_refused_and_never_run(tmp_path: Path) ->
     (tmp_path / "pickle.npy").write_bytes(pickle.dumps(Payload(f"touch {trap}")))
     with refused("evil.npy", "Python objects", kind=DataError):
         documents(opened(table(tmp_path / "evil.npy")))
-    with refused("pickle.npy", "not a .npy file", kind=DataError):
+    with refused("pickle.npy", "pickle", "never loaded", kind=DataError):
         documents(opened(table(tmp_path / "pickle.npy")))
     assert not trap.exists()
 
@@ -254,6 +254,9 @@ def test_raw_numbers_are_read_under_any_name_in_either_byte_order(tmp_path: Path
         ),
         (np.arange(3000, dtype="<u4").tobytes(), ["every second number is 0", "wider than uint16"]),
         (np.arange(3000, dtype=">u4").tobytes(), ["every second number is 0"]),
+        (np.arange(3000, dtype="<i8").tobytes(), ["every second number is 0"]),
+        (b"TOKS\1\0\0\0" + (3000).to_bytes(8, "little") + np.arange(3000, dtype="<u2").tobytes(), ["= 16"]),
+        (pickle.dumps(np.arange(3000, dtype="<u2")), ["pickle"]),
         (np.array([2, 16, 20, 24], "<u4").tobytes() + b"abcdefgh", ["MosaicML"]),
         (np.array([20240520, 9, 3, *[0] * 253], "<i4").tobytes() + bytes(6), ["llm.c", "version 9"]),
         (np.array([20240522, 1, 3, *[0] * 253], "<i4").tobytes() + bytes(6), ["llm.c"]),

@@ -287,7 +287,7 @@ def _refuse_shared_files(settings: Any, source: Source, validation: Source | Non
     shared = shared_file(source.files, validation.files)
     if shared is not None:
         train, other = shared
-        same = "" if train.name == other.name else f", which is {train.name},"
+        same = "" if train.name == other.name else f", the same as {train.name},"
         raise DataError(
             f"dataset.validation: {other.name}{same} is trained on too, so its loss would say nothing about new text; "
             "name other files, or set dataset.allow_shared_files = true"

@@ -40,9 +40,11 @@ _PACKED_NAMES = {
 
 _TOKENS = 'dataset.type = "pretokenized" reads it'
 _UNPACK = "unpack it"
+_A_PICKLE = "a Python pickle (which is never loaded)", "save its content as text, JSON lines or .npy"
+_TENSORS = "a file of tensors of PyTorch (which is never loaded here)"
 _PLAIN = "save its text as a plain text file"
 _CONVERT = "convert it to text, JSON lines or parquet"
-_NO_TEXT = "name files of text only"
+NO_TEXT = "name files of text only"
 
 # (where the mark stands, the mark, what it is, what to do). Marks that a text may begin with are below.
 _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
@@ -51,19 +53,25 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x88\xd8\x34\x01\x01\0\0\0", "token ids in the format of llm.c", _TOKENS),
     (0, b"\xa1\xd9\x34\x01", "token ids in the format of llm.c", _TOKENS),
     (0, b"LITPKDS\x01\0", "token ids in the format of LitGPT", _TOKENS),
+    (
+        0,
+        b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.",
+        _TENSORS,
+        NO_TEXT,
+    ),
     (0, b"WYRMTOKS\x01\0", "a token file of this program's cache", "name the text that it was made from"),
     (0, b"PK\x05\x06\0\0", "an empty zip archive", _UNPACK),
     (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office document (.doc, .xls or .ppt)", _PLAIN),
     (0, b"SQLite format 3\0", "an SQLite database", _CONVERT),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", _CONVERT),
-    (0, b"\x7fELF", "a program (ELF)", _NO_TEXT),
-    (0, b"\0asm", "a program (WebAssembly)", _NO_TEXT),
-    (0, b"\xca\xfe\xba\xbe\0", "a program (Java or Mach-O)", _NO_TEXT),
-    (0, b"\xcf\xfa\xed\xfe", "a program (Mach-O)", _NO_TEXT),
-    (0, b"\x89PNG\r\n\x1a\n", "an image (PNG)", _NO_TEXT),
-    (0, b"\xff\xd8\xff", "an image (JPEG)", _NO_TEXT),
-    (0, b"II*\0", "an image (TIFF)", _NO_TEXT),
-    (0, b"MM\0*", "an image (TIFF)", _NO_TEXT),
+    (0, b"\x7fELF", "a program (ELF)", NO_TEXT),
+    (0, b"\0asm", "a program (WebAssembly)", NO_TEXT),
+    (0, b"\xca\xfe\xba\xbe\0", "a program (Java or Mach-O)", NO_TEXT),
+    (0, b"\xcf\xfa\xed\xfe", "a program (Mach-O)", NO_TEXT),
+    (0, b"\x89PNG\r\n\x1a\n", "an image (PNG)", NO_TEXT),
+    (0, b"\xff\xd8\xff", "an image (JPEG)", NO_TEXT),
+    (0, b"II*\0", "an image (TIFF)", NO_TEXT),
+    (0, b"MM\0*", "an image (TIFF)", NO_TEXT),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
     (0, b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
     (0, b"\x04\x22\x4d\x18", "packed with LZ4", _UNPACK),
@@ -71,7 +79,7 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"LZIP\x01", "packed with lzip", _UNPACK),
     (0, b"ARROW1\0\0", "an Arrow file (Feather)", "convert it to parquet or JSON lines"),
     (0, b"Obj\x01", "an Avro file", "convert it to parquet or JSON lines"),
-    (0, b"PACK\0\0\0", "a pack of a Git repository", _NO_TEXT),
+    (0, b"PACK\0\0\0", "a pack of a Git repository", NO_TEXT),
 )
 
 # Marks that a text may begin with by accident: they count only where what follows is no text.
@@ -82,16 +90,16 @@ _WEAK_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"ORC", "an ORC file", "convert it to parquet or JSON lines"),
     (257, b"ustar", "a tar archive", _UNPACK),
     (0, b"\x1f\x9d", "packed with compress (.Z)", _UNPACK),
-    (0, b"MZ", "a program (Windows)", _NO_TEXT),
-    (0, b"GIF8", "an image (GIF)", _NO_TEXT),
-    (0, b"BM", "an image (BMP)", _NO_TEXT),
-    (0, b"8BPS", "an image (Photoshop)", _NO_TEXT),
-    (0, b"RIFF", "a sound, image or film (RIFF)", _NO_TEXT),
-    (0, b"OggS", "a sound (Ogg)", _NO_TEXT),
-    (0, b"ID3", "a sound (MP3)", _NO_TEXT),
-    (0, b"fLaC", "a sound (FLAC)", _NO_TEXT),
-    (4, b"ftyp", "a film or sound (MP4)", _NO_TEXT),
-    (0, b"GGUF", "weights of a model (GGUF)", _NO_TEXT),
+    (0, b"MZ", "a program (Windows)", NO_TEXT),
+    (0, b"GIF8", "an image (GIF)", NO_TEXT),
+    (0, b"BM", "an image (BMP)", NO_TEXT),
+    (0, b"8BPS", "an image (Photoshop)", NO_TEXT),
+    (0, b"RIFF", "a sound, image or film (RIFF)", NO_TEXT),
+    (0, b"OggS", "a sound (Ogg)", NO_TEXT),
+    (0, b"ID3", "a sound (MP3)", NO_TEXT),
+    (0, b"fLaC", "a sound (FLAC)", NO_TEXT),
+    (4, b"ftyp", "a film or sound (MP4)", NO_TEXT),
+    (0, b"GGUF", "weights of a model (GGUF)", NO_TEXT),
     (0, b"%!PS-Adobe", "a PostScript document", _PLAIN),
 )
 _PDF = re.compile(rb"%PDF-\d\.\d[ \t]*[\r\n]")
@@ -99,6 +107,7 @@ _NOT_IN_TEXTS = ("Cc", "Cn", "Co", "Cs")
 _WIDE_PUNCTUATION = "\u3000\u3001\u3002\u300c\u300d\uff01\uff08\uff09\uff0c\uff1a\uff1f"
 _ZIP = re.compile(rb"PK(?:00PK)?\x03\x04[\x00-\x64]\x00")
 _ZIP_MEMBER = re.compile(rb"PK\x03\x04.{22}(.{2})(.{2})", re.DOTALL)
+_FRAMED_PICKLE = re.compile(rb"\x80[\x04\x05]\x95.{3}\x00{5}", re.DOTALL)
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 _OLD_PICKLE = re.compile(rb"(?:\([dlt]p\d+\n|c[\w.]+\n\w+\np\d+\n|[}\])]q\x00)")
 _ARCHIVES = re.compile(rb"(?:!<arch>\n[ -~]{58}`\n|07070[127][0-9A-Fa-f]{70})")
@@ -132,17 +141,19 @@ def format_of(head: bytes, *, sure: bool = False) -> tuple[str, str] | None:
     for place, mark, what, remedy in _MARKS:
         if head.startswith(mark, place) and (len(mark) > 3 or not sure):
             return what, remedy
+    if _FRAMED_PICKLE.match(head):
+        return _A_PICKLE
     if sure:
         return None
     if _SAFETENSORS.match(head):
-        return "a file of tensors (safetensors)", _NO_TEXT
+        return "a file of tensors (safetensors)", NO_TEXT
     binary = is_binary(head) or is_binary(head[:512])
     if _PDF.match(head) and (binary or b" obj" in head):
         return "a PDF document", _PLAIN
     if _ARCHIVES.match(head):
         return "an archive (ar or cpio)", _UNPACK
     if _OLD_PICKLE.match(head) or (_PICKLE.match(head) and (binary or count_controls(head[:32]) > 2)):
-        return "a Python pickle (which is never loaded)", "save its content as text, JSON lines or .npy"
+        return _A_PICKLE
     for place, mark, what, remedy in _WEAK_MARKS:
         if binary and head.startswith(mark, place):
             return what, remedy
@@ -161,7 +172,7 @@ def _zip(head: bytes) -> tuple[str, str]:
     if first == b"mimetype":
         return ("an e-book (EPUB)" if b"application/epub" in head[:128] else "an OpenDocument file"), _PLAIN
     if any(name.endswith(b"data.pkl") for name in names):
-        return "a file of tensors of PyTorch (which is never loaded here)", _NO_TEXT
+        return _TENSORS, NO_TEXT
     if first.endswith(b".npy"):
         return "an archive of NumPy arrays (.npz)", "save each array with numpy.save"
     return "a zip archive", _UNPACK

@@ -18,6 +18,13 @@ from .tally import counted, listed
 
 _SAMPLES = 4
 _SHOWN_SUFFIXES = 6
+_TYPES = {
+    ".jsonl": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".npy": "pretokenized",
+    ".txt": "local_text",
+}
 
 
 def find_files(
@@ -92,7 +99,7 @@ class _Search:
 
     def __init__(self, entry: str, suffixes: tuple[str, ...], chosen: bool, texts: bool, key: str) -> None:
         self.entry, self._texts, self._key = entry, texts, key
-        self._suffixes = tuple(suffix.lower() for suffix in suffixes)
+        self._suffixes = tuple(suffix.lower().lstrip("*") for suffix in suffixes)
         self._chosen = chosen
         self._by_suffix: dict[str, _Left] = {}
         self._others: Counter[str] = Counter()
@@ -218,7 +225,8 @@ class _Search:
         reached = [Path(anchor)]
         for part in parts:
             if part == "**":
-                reached = [below for path in reached if os.path.isdir(path) for below in self._folders(path)]
+                below = [folder for path in reached if os.path.isdir(path) for folder in self._folders(path)]
+                reached = list(dict.fromkeys(below))
             elif glob.has_magic(part):
                 inside = [path for folder in reached if os.path.isdir(folder) for path in _inside(folder)]
                 reached = [path for path in inside if _fits(path.name, part)]
@@ -230,7 +238,7 @@ class _Search:
         yield from reached
 
     def _refuse_most_left_out(self, size: int, files: int) -> None:
-        """Refuse a folder of which most texts, by bytes, or by number with much of the bytes, are not read.
+        """Refuse a folder of which most, by bytes, or by number with much of the bytes, is not read.
 
         Args:
             size, files: bytes and number of the files that are read.
@@ -241,10 +249,11 @@ class _Search:
         left_files = sum(left.files for left in meant.values())
         if left_size > size or (left_files > files and 3 * left_size > size):
             named = ", ".join(f'"{suffix}"' for suffix in (*self._suffixes, *meant) if suffix.startswith("."))
+            types = "".join(f', or dataset.type = "{_TYPES[suffix]}"' for suffix in meant if suffix in _TYPES)
             raise DataError(
                 f"{self._key}: most of {shown(self.entry)} would not be read: {self.left_out()}, against "
                 f"{counted(files, 'file')} ({size:,} bytes) in {', '.join(self._suffixes)}; set dataset.suffixes to "
-                f"what you mean, such as [{named}]"
+                f"what you mean, such as [{named}]{types}"
             )
 
 
@@ -262,13 +271,13 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _is_meant(path: Path, texts: bool) -> bool:
-    """Whether a file looks like text, or, with `texts` false, like numbers or a table."""
+    """Whether a file looks like text, or, with `texts` false, like binary data; or as what another type reads."""
     try:
         with InputFile(path, shown(path)).open() as stream:
             head = stream.peek()[:HEAD_BYTES]
     except WyrmlingError:
         return False
     found = format_of(head)
-    return (
-        looks_like_text(head) if texts else (is_binary(head) if found is None else "dataset.type" in found[1])
-    )
+    if found is not None:
+        return "dataset.type" in found[1]
+    return looks_like_text(head) if texts else is_binary(head)

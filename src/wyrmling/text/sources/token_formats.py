@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import DataError
-from .content import HEAD_BYTES, format_of, looks_like_text
+from .content import HEAD_BYTES, NO_TEXT, format_of, looks_like_text
 from .files import InputFile
 
 NUMPY_MARK = b"\x93NUMPY"
@@ -213,26 +213,48 @@ def _check_raw(head: bytes, file: InputFile, layout: RawLayout) -> None:
     """
     found = format_of(head, sure=True)
     if found is not None:
-        raise DataError(f"{file.name}: is {found[0]}, not a file of token ids; {found[1]}")
+        remedy = "save its numbers with numpy.save" if found[1] == NO_TEXT else found[1]
+        raise DataError(f"{file.name}: is {found[0]}, not a file of token ids; {remedy}")
     count, first, last = len(head) // 4 - 2, *struct.unpack("<II", head[:8].ljust(8, b"\0"))
     if 0 < first <= count and last == 4 * first + 8:
         raise DataError(
             f"{file.name}: begins as a shard of MosaicML Streaming or LitData; export its tokens as .npy, or as JSON "
             f"lines ({_AS_NUMBERS})"
         )
-    dtype = _raw_type(file, layout)
-    if dtype.itemsize > 1 and len(head) >= 64 and looks_like_text(head) and head.isascii():
-        raise DataError(f"{file.name}: is text, not raw numbers; name files of token ids ({_AS_NUMBERS})")
-    begin, rest = head[:1024], head[1024 : 1024 + _LOOKED_AT]
-    if any(begin[:4]) and begin.count(0) > 960 and bytes(512) in begin and rest and bytes(512) not in rest:
+    if layout.dtype != "uint8" and len(head) >= 64 and head.isascii() and looks_like_text(head):
         raise DataError(
-            f"{file.name}: begins with a header, it seems: of its first 1024 bytes {begin.count(0)} are zero; set "
-            "dataset.header_bytes = 1024 to read on behind them, or 0 to read them as tokens"
+            f"{file.name}: is text, not raw numbers; lists of ids in JSON lines are read by "
+            f'dataset.type = "jsonl" with sequence_field ({_AS_NUMBERS})'
+        )
+    dtype = _raw_type(file, layout)
+    header = _unknown_header(head, file, dtype)
+    if header is not None:
+        raise DataError(
+            f"{file.name}: begins with a header of {header} bytes, it seems; set dataset.header_bytes = {header} to "
+            "read what follows it, or 0 to read it as tokens too"
         )
     numbers = np.frombuffer(head[: len(head) // dtype.itemsize * dtype.itemsize], dtype)[:_LOOKED_AT]
     for zeros, others in ((numbers[1::2], numbers[::2]), (numbers[::2], numbers[1::2])):
-        if len(zeros) >= 32 and not zeros.any() and np.count_nonzero(others) * 2 > len(others):
+        if len(zeros) >= 32 and not zeros.any() and np.count_nonzero(others) * 8 > len(others):
             raise DataError(
                 f"{file.name}: every second number is 0: are the numbers wider than {layout.dtype}? Correct "
                 "dataset.dtype, or set dataset.header_bytes = 0 if they are not"
             )
+
+
+def _unknown_header(head: bytes, file: InputFile, dtype: np.dtype[Any]) -> int | None:
+    """The bytes of what looks like a header: mostly zeros where what follows is not; or the number of tokens that
+    follow, which is larger than any of them or stands behind a name.
+    """
+    rest = head[1024 : 1024 + _LOOKED_AT]
+    if any(head[:4]) and head[:1024].count(0) > 960 and bytes(512) in head[:1024]:
+        return 1024 if rest and bytes(512) not in rest else None
+    size = 0 if file.compressed else file.size()
+    for length in (*range(8, 68, 4), 128, 256, 512, 1024):
+        count, odd = divmod(size - length, dtype.itemsize)
+        if count < 1 or odd or count not in np.frombuffer(head[:length], "<u4", length // 4)[:16]:
+            continue
+        numbers = np.frombuffer(head[length:], dtype, min(count, (len(head) - length) // dtype.itemsize))
+        if count > numbers.max() or head[:4].isalnum():
+            return length
+    return None
