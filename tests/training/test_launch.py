@@ -11,8 +11,9 @@ import torch
 
 import wyrmling
 from wyrmling import Config
-from wyrmling.config import load_bundle
-from wyrmling.errors import CheckpointError, ConfigError
+from wyrmling.config import load_bundle, with_overrides
+from wyrmling.config.launching import to_go_on
+from wyrmling.errors import CheckpointError, ConfigError, UserError
 from wyrmling.training.bundles import run_bundle
 from wyrmling.training.launch import refuse_several_processes
 
@@ -111,3 +112,22 @@ def test_weights_of_a_run_that_is_not_there_name_those_that_are(tiny_config: Mak
         wyrmling.train(
             tiny_config("training.launch_mode=init_from_checkpoint", "training.init_checkpoint_path=oter")
         )
+
+
+@pytest.mark.parametrize("other", [None, "another text\n" * 100])
+def test_a_relative_path_after_a_change_of_folder_is_named_as_that(
+    tiny_config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str | None
+) -> None:
+    """It leads nowhere, or to another text; from the folder that the run was started in, the run goes on."""
+    monkeypatch.chdir(tmp_path)
+    run = wyrmling.train(tiny_config("dataset.path=text.txt", "training.max_iters=4")).run
+    longer = with_overrides(run.training_config(), [*to_go_on(run.path), "training.max_iters=6"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    if other is not None:
+        Path("text.txt").write_text(other)
+    for attempt in (lambda: wyrmling.train(longer), lambda: wyrmling.evaluate(wyrmling.load_run(run.path))):
+        with pytest.raises(UserError, match=r"text\.txt is relative.*elsewhere.*another folder"):
+            attempt()
+    monkeypatch.chdir(tmp_path)
+    assert wyrmling.train(longer).step == 6

@@ -6,6 +6,8 @@ or found in the cache, and the splits are cut and checked, before any model is b
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config import Config, cache_directory
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import read_record, sealed, write_json_atomically
 from ..text.sources import Piece, Source, open_source, open_validation_source, shared_file
 from ..text.sources.base import Tally, separated
@@ -140,11 +142,16 @@ def prepare_dataset(
     """
     settings = config.dataset
     cache = cache_directory(config)
+    own = tokenizer is None
     if tokenizer is None and not _is_learned(settings.tokenizer):
         tokenizer = build_tokenizer(settings.tokenizer, lambda: iter(()))
     separator = _separator(settings.document_separator, tokenizer, learned=settings.tokenizer.type)
-    source = open_source(settings, cache_dir=cache, separator=separator)
-    validation_source = open_validation_source(settings, cache_dir=cache, separator=separator)
+    try:
+        source = open_source(settings, cache_dir=cache, separator=separator)
+        validation_source = open_validation_source(settings, cache_dir=cache, separator=separator)
+    except (ConfigError, DataError) as error:
+        hint = "" if own else where_paths_begin(settings, missing=True)
+        raise type(error)(f"{error}{hint}") from error
     _refuse_shared_files(settings, source, validation_source)
     known = KnownFiles(cache / "files", progress)
     divided = validation_source is None and settings.train_split_ratio < 1
@@ -170,6 +177,26 @@ def prepare_dataset(
     dataset = Dataset(tokenizer, train, validation, list(dict.fromkeys(notes)))
     dataset.check(config.training.block_size)
     return dataset
+
+
+def where_paths_begin(settings: Any, *, missing: bool = False) -> str:
+    """The end of an error about the text of a run that may have been started in another folder.
+
+    Args:
+        settings: the `[dataset]` table.
+        missing: only where a relative path leads nowhere. Else: where there is a relative path.
+    """
+    tables = [table for table in (settings, settings.validation) if table is not None]
+    values = [getattr(table, key, None) or () for table in tables for key in ("path", "local_dir")]
+    paths = [path for value in values for path in (value if isinstance(value, tuple) else (value,))]
+    relative = [path for path in map(str, paths) if not os.path.isabs(os.path.expanduser(path))]
+    for path in relative:
+        if not missing or not (os.path.exists(path) or glob.has_magic(path)):
+            return (
+                f"; {path} is relative, so it is looked for in {os.getcwd()}: if the run was started in another "
+                "folder, go there"
+            )
+    return ""
 
 
 def _store(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..data.building import store_in_memory
-from ..data.dataset import prepare_dataset
+from ..data.dataset import prepare_dataset, where_paths_begin
 from ..data.store import Split
 from ..errors import CheckpointError, DataError
 from ..text.sources import open_one_text
@@ -109,7 +109,7 @@ def _split(loaded: LoadedRun, name: str, note: Callable[[str], None]) -> Split:
     if recorded and recorded != dataset.fingerprint:
         raise DataError(
             f"the text of {loaded.run.name} has changed since it was trained, so its splits are others now: put the "
-            "old text back, or evaluate a file with --text"
+            f"old text back, or evaluate a file with --text{where_paths_begin(loaded.config.dataset)}"
         )
     split = dataset.train if name == "train" else dataset.validation
     if split is None:

@@ -9,7 +9,7 @@ from typing import Literal
 from ..checkpoint import list_checkpoints, read_pointer, write_pointer
 from ..checkpoint.transfer import refuse_other_memory
 from ..config import Config
-from ..data.dataset import Dataset
+from ..data.dataset import Dataset, where_paths_begin
 from ..errors import CheckpointError
 from ..files import sealed, write_json_atomically
 from ..runs import Choice, RunDirectory
@@ -69,6 +69,7 @@ def stored_choices(
         raise CheckpointError(
             f"{run.name} was trained on another text: the fingerprint is {dataset.fingerprint[:12]}, it was "
             f"{record['data']['fingerprint'][:12]}; {remedy}, or start a new run"
+            f"{where_paths_begin(config.dataset)}"
         )
     old, new = record["versions"]["torch"], versions()["torch"]
     if old != new:
