@@ -219,3 +219,30 @@ def test_compile_refuses_other_words() -> None:
 def test_a_budget_that_is_no_number_of_bytes_is_told_what_would_be_one(value: str) -> None:
     with pytest.raises(ConfigError, match=r'"recompute" or a number of bytes such as "500 MB", got'):
         load_config("tiny", [f"runtime.activation_memory={value}"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "names"),
+    [
+        ("training.batch_size=1000000000", "training.batch_size"),
+        ("training.gradient_accumulation_steps=1000000000", "rows of a step"),
+        ("model.latent_total=3200000000", "latent_total"),
+        ("model.vocab_size=2000000000", "vocab_size"),
+        ("runtime.prefetch=1000000000000", None),
+        ("runtime.prefetch=1000000000000 training.max_iters=1000000000000", "runtime.prefetch"),
+        ("model.n_layer=100000 training.block_size=500", "n_layer"),
+    ],
+)
+def test_what_the_memory_cannot_hold_is_refused_before_it_is_taken(
+    tiny_config: Callable[..., Config], setting: str, names: str | None
+) -> None:
+    """A run that the system would kill, or whose allocation would fail; what is only said to be large goes on."""
+    config = tiny_config(*setting.split())
+    dataset = prepare_dataset(config)
+    if names is None:
+        build_parts(config, dataset)
+    else:
+        with pytest.raises(
+            ConfigError, match=rf"needs about [\d,]+ GB of memory, and .*{names}.*: lower that"
+        ):
+            build_parts(config, dataset)

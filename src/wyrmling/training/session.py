@@ -32,6 +32,7 @@ from ..optim import (
 from ..optim.continual import Activity, ContinualBackprop
 from ..runs import Choice, RunDirectory
 from ..text.tokenizers import Tokenizer
+from ..watch.device_memory import DeviceMemory
 from .evaluation import Evaluation, documents_apart, sample_of, validate
 from .geometry import RWKV8_CHOICE, limit_scratch
 from .machine import Machine, allocator, choose_machine, thread_waiting
@@ -216,18 +217,23 @@ class Session(Parts):
 
     def step_bytes(self) -> int:
         """An estimate of what a training step needs beyond weights, gradients and moments."""
-        training = self.config.training
-        return step_bytes(
-            self.machine.chosen_executor,
-            self.model.geometry,
-            rows=training.batch_size,
-            length=training.kernel_block,
-            recompute=self.machine.recompute,
-            element_size=self.machine.dtype.itemsize,
-            dropout=self.config.model.dropout > 0,
-            spans=training.spans,
-            carries=training.carries_states,
-        )
+        return step_bytes_of(self.config, self.model.geometry, self.machine)
+
+
+def step_bytes_of(config: Config, geometry: Geometry, machine: Machine) -> int:
+    """An estimate of what a training step needs beyond weights, gradients and moments, computed as was chosen."""
+    training = config.training
+    return step_bytes(
+        machine.chosen_executor,
+        geometry,
+        rows=training.batch_size,
+        length=training.kernel_block,
+        recompute=machine.recompute,
+        element_size=machine.dtype.itemsize,
+        dropout=config.model.dropout > 0,
+        spans=training.spans,
+        carries=training.carries_states,
+    )
 
 
 @dataclass(frozen=True)
@@ -267,6 +273,7 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
     geometry = Geometry.of(config.effective_model, vocabulary_of(config, dataset))
     tokens = plan.total_steps * plan.global_rows * config.training.block_size
     machine = choose_machine(config, geometry, stored, tokens=tokens)
+    _refuse_what_cannot_fit(config, geometry, machine, plan)
     with machine.settings():
         learner = build_learner(
             config, geometry, machine, total_steps=plan.total_steps, chunk=(stored or {}).get(RWKV8_CHOICE)
@@ -294,6 +301,44 @@ def build_parts(config: Config, dataset: Dataset, stored: Mapping[str, str] | No
         learner.scales,
         continual=continual,
     )
+
+
+# What is asked for beyond this many times the memory is refused: estimates of a step are not better than that.
+BEYOND = 1.5
+
+
+def _refuse_what_cannot_fit(config: Config, geometry: Geometry, machine: Machine, plan: Plan) -> None:
+    """Raises ConfigError, before anything is taken, where a run would end in the system killing it."""
+    total = DeviceMemory(machine.device).total()
+    if total is None:
+        return
+    training, element = config.training, machine.weight_dtype.itemsize
+    matrices = (
+        3 * geometry.width * geometry.heads * geometry.neurons + 2 * geometry.vocab_size * geometry.width
+    )
+    ahead = 1 + min(config.runtime.prefetch, plan.total_steps)
+    carried = training.tbptt_persist_across_steps
+    needs = {
+        # weights, gradients, two moments
+        "the weights (model.n_embd, latent_total, vocab_size)": 4 * matrices * element,
+        "a step (training.batch_size, block_size, model.n_layer, vocab_size)": step_bytes_of(
+            config, geometry, machine
+        ),
+        "the carried states (the rows of a step)": geometry.state_bytes(plan.global_rows, element)
+        if carried
+        else 0,
+        # tokens and targets, and the arrays that they are made from
+        "the batches (the rows of a step, runtime.prefetch)": ahead
+        * plan.global_rows
+        * training.block_size
+        * 32,
+    }
+    if sum(needs.values()) > BEYOND * total:
+        most = max(needs, key=lambda name: needs[name])
+        raise ConfigError(
+            f"this run needs about {sum(needs.values()) / 1e9:,.0f} GB of memory, and {total / 1e9:,.1f} GB are here; "
+            f"most of it is for {most}: lower that"
+        )
 
 
 def _model(config: Config, geometry: Geometry, machine: Machine) -> Model:

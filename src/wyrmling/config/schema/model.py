@@ -102,7 +102,7 @@ class Model(Table):
 
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = (("latent_total", "mlp_internal_dim_multiplier"),)
 
-    n_layer: PositiveInt = Field(default=6, description="Times the layer is applied (L).")
+    n_layer: PositiveInt = Field(default=6, le=100_000, description="Times the layer is applied (L).")
     n_embd: PositiveInt = Field(default=256, description="Width of the stream (D).")
     n_head: PositiveInt = Field(default=4, description="Heads (H).")
     mlp_internal_dim_multiplier: PositiveInt | None = Field(
