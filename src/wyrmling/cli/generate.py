@@ -102,6 +102,7 @@ def _generate(
 
     loaded = load_run(run, checkpoint=checkpoint)
     note(f"weights of step {loaded.step}: {loaded.path}")
+    read = [(origin, _read(origin, text, loaded)) for origin, text in texts]
     settings = GenerationSettings.from_config(loaded.config.generation, overrides)
     if settings.seed is None:
         settings = settings.seeded()
@@ -114,13 +115,11 @@ def _generate(
             "tokenizer": loaded.tokenizer.fingerprint(),
         }
     conversation: Conversation | None = load_conversation(state_in, fingerprints) if state_in else None
-    if not texts:
-        texts = [("the prompt", b"" if conversation else loaded.config.generation.prompt.encode())]
+    if not read:
+        read = [("the prompt", b"" if conversation else loaded.config.generation.prompt.encode())]
     prompts = [
-        encode_prompt(
-            loaded.tokenizer, _read(origin, text, loaded), origin=origin, start=conversation is None
-        )
-        for origin, text in texts
+        encode_prompt(loaded.tokenizer, text, origin=origin, start=conversation is None)
+        for origin, text in read
     ]
     generation = TextGeneration(
         loaded.model,

@@ -17,6 +17,8 @@ from .content import HEAD_BYTES, looks_like_text, packing_by_name, packing_of
 from .opening import CHUNK_BYTES, RAW, as_text, unpacked
 from .tally import Tally
 
+_MARK_BYTES = 64
+
 
 def shown(text: str | os.PathLike[str]) -> str:
     """A path as a person reads it, on one line and the same in every locale: POSIX slashes, file names taken as
@@ -57,8 +59,8 @@ class InputFile:
         if self.encoding == RAW:
             return False
         try:
-            with self._open_regular() as stream:
-                return packing_of(stream.peek(HEAD_BYTES)) is not None
+            with self._open_regular(_MARK_BYTES) as stream:
+                return packing_of(stream.peek()) is not None
         except (OSError, WyrmlingError):
             return False
 
@@ -95,7 +97,7 @@ class InputFile:
         except OSError as error:
             raise refusal(self.name, error) from error
 
-    def _open_regular(self) -> io.BufferedReader:
+    def _open_regular(self, at_once: int = CHUNK_BYTES) -> io.BufferedReader:
         """The file's own bytes; what is not a regular file is refused and never waited for."""
         found = self._stat()
         if stat.S_ISDIR(found.st_mode):
@@ -104,7 +106,7 @@ class InputFile:
             raise DataError(
                 f"{self.name}: is {kind_of(found)}, not a file; save what it gives to a file first"
             )
-        return io.BufferedReader(io.FileIO(self.path, "rb", opener=_without_waiting), CHUNK_BYTES)
+        return io.BufferedReader(io.FileIO(self.path, "rb", opener=_without_waiting), at_once)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[io.BufferedReader]:

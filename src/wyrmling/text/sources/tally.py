@@ -40,7 +40,8 @@ class Tally:
     def count_text(self, data: bytes) -> None:
         """Count the bytes of a part of a text, and those of them that are none."""
         self.text_bytes += len(data)
-        self.crlf += data.count(b"\r\n")
+        if b"\r" in data:  # far faster to find than the two
+            self.crlf += data.count(b"\r\n")
         found = count_controls(data)
         if found:
             nul = data.count(b"\0")
