@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import random
 import signal
@@ -326,6 +327,27 @@ def test_a_large_file_is_checked_where_it_is_read(
     with pytest.raises(DataError, match="is damaged"):  # and keeps clear of the new file
         split.read(max(chunk - 50, 0), 10)
     assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"count": "x"}, {"count": 0}, {"documents": 99}, {"dtype": "float64"}, {"vocab_size": 70_000}, {"hashes": None},
+     {"notes": [1]}, {"named": {"a": "b"}}, {"unknown": True}, "named", "no JSON"],
+)  # fmt: skip
+def test_a_header_that_contradicts_itself_is_damage(tmp_path: Path, good_file: bytes, changes: Any) -> None:
+    """Also where its own hash was made to fit."""
+    size = int.from_bytes(good_file[12:16], "little")
+    header = json.loads(good_file[48 : 48 + size])
+    if isinstance(changes, dict):
+        header |= changes
+    else:
+        header.pop(changes, None)
+    content = b"{" if changes == "no JSON" else json.dumps(header).encode()
+    start = good_file[:12] + len(content).to_bytes(4, "little") + hashlib.sha256(content).digest() + content
+    path = tmp_path / "a.tokens"
+    path.write_bytes(start.ljust(HEADER_BYTES, b"\0") + good_file[HEADER_BYTES:])
+    with pytest.raises(DataError, match="is damaged"):
+        open_store(path)
 
 
 def test_document_starts_are_checked_when_a_file_is_opened(

@@ -152,6 +152,8 @@ def _open_fitting(path: Path, source: Source, signature: str, tokenizer: Tokeniz
         raise _Unusable(f"{path} was made by another tokenizer")
     if store.header["source"] != signature:
         raise _Unusable(f"{path} was made from another source")
+    if not set(store.header["named"].values()) <= set(range(len(source.files))):
+        raise _Unusable(f"{path} speaks of other files")
     for name, number in store.header["named"].items():  # the same text may have been read under other names
         here = re.compile(rf"(?<![\w./-]){re.escape(name)}(?![\w-])")
         now = source.files[number].name.replace("\\", r"\\")

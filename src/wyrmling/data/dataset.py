@@ -85,7 +85,8 @@ class Dataset:
     def from_tokens(cls, train: Ids, validation: Ids | None = None, *, tokenizer: Tokenizer) -> Dataset:
         """A dataset of token ids in memory; a list is a list of documents.
 
-        EOS, if the tokenizer has one, is added to documents that do not end with it.
+        EOS, if the tokenizer has one, ends a document wherever it stands, and is added to documents that do not end
+        with it.
 
         Raises:
             DataError: no ids at all, not integers, or an id outside the tokenizer's vocabulary.

@@ -20,7 +20,7 @@ import stat
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TypedDict, cast
+from typing import IO, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -194,9 +194,28 @@ def read_header(path: Path) -> Header:
     content = start[_PREAMBLE.size : _PREAMBLE.size + length]
     if hashlib.sha256(content).digest() != digest:
         raise damaged(path, "its header was altered")
-    header = cast(Header, json.loads(content))
+    try:
+        header = _checked(json.loads(content))
+    except (ValueError, TypeError, KeyError):
+        raise damaged(path, "its header is none of this format") from None
     if size != file_size(header):
         raise damaged(path, f"it has {size} bytes instead of {file_size(header)}")
+    return header
+
+
+def _checked(header: Header) -> Header:
+    """Raises KeyError, TypeError or ValueError where a header lacks something or contradicts itself."""
+    numbers = [header["count"], header["documents"], header["vocab_size"], header["unknown"]]
+    texts = [header["fingerprint_text"], header["fingerprint_tokenizer"], header["source"], header["hashes"]]
+    notes = [*header["notes"], *header["named"]]
+    if not all(type(number) is int for number in [*numbers, *header["named"].values()]):
+        raise TypeError("a count is a whole number")
+    if not all(isinstance(text, str) for text in [*texts, *notes]):
+        raise TypeError("a text is a text")
+    if not 0 < header["documents"] <= header["count"] or header["vocab_size"] < 1:
+        raise ValueError("a file has tokens, and documents have one at least")
+    if header["dtype"] != token_dtype(header["vocab_size"]).name:
+        raise ValueError("the width of a token follows from the vocabulary")
     return header
 
 
