@@ -11,6 +11,7 @@ import pickle
 import random
 import sqlite3
 import struct
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -107,6 +108,13 @@ def test_what_unpacks_to_far_too_much_is_refused(
     monkeypatch.setattr(opening, "_SMALL_ENOUGH", 1 << 20)
     with refused("bomb.txt", "200 times", "dataset.max_unpacked_mb", kind=DataError):
         documents(opened(local(file)))
+
+
+def test_zstd_without_its_package_is_one_line_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("compression.zstd", "backports.zstd", "backports"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with refused("file", "zstd", "pip install backports.zstd", kind=DataError):
+        text_of(zstd.compress(TEXT), "file")
 
 
 def test_a_name_that_promises_a_packing_is_held_to_it(tmp_path: Path) -> None:

@@ -55,14 +55,12 @@ class Tally:
         sizes = [counted(self.text_bytes, "byte")] if self.text_bytes else []
         sizes += [counted(self.token_ids, "token id")] if self.token_ids else []
         text = f"{files}: {', '.join([counted(documents, 'document'), *sizes])}"
-        kinds = [
-            (self.nul, "NUL"),
-            (self.controls, counted(self.controls, "control character").partition(" ")[2]),
-            (self.invalid, "not UTF-8: is dataset.encoding another?"),
-        ]
-        odd = ", ".join(f"{number:,} {kind}" for number, kind in kinds if number)
+        odd = [f"{self.nul:,} NUL"] if self.nul else []
+        odd += [counted(self.controls, "control character")] if self.controls else []
+        odd += [f"{self.invalid:,} not UTF-8: is dataset.encoding another?"] if self.invalid else []
         if odd:
-            text += f", of which {(self.nul + self.controls + self.invalid) / self.text_bytes:.2%} are no text ({odd})"
+            share = (self.nul + self.controls + self.invalid) / self.text_bytes
+            text += f", of which {share:.2%} are no text ({', '.join(odd)})"
         return text
 
     def skip(self, kind: str, reason: str) -> None:
