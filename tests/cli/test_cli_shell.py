@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from wyrmling import __version__
+from wyrmling import __version__, errors
 from wyrmling.__main__ import main
 from wyrmling.cli import main as cli
 from wyrmling.errors import CheckpointError, ConfigError, DataError, DivergedError, StorageError
@@ -266,3 +267,11 @@ def test_threads_do_not_spin_for_long_unless_somebody_says_so(given: dict[str, s
         [sys.executable, "-c", code], env={**clean, **given}, capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == expected
+
+
+def test_the_exit_codes_are_documented_as_they_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tour.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
+    told = [int(code) for row in rows for code in row.split(",")]
+    listed = [int(code) for code in re.findall(r"^    (\d+) ", errors.__doc__ or "", re.MULTILINE)]
+    assert sorted(told) == sorted(listed)

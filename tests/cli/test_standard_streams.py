@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -176,3 +177,10 @@ def test_a_run_whose_terminal_goes_away_saves_and_ends(tmp_path: Path, tiny_conf
     assert SIGNALS[1] == "SIGHUP"
     (saved,) = (tmp_path / "runs" / "lost" / "checkpoint").glob("step-*")
     assert (saved / "manifest.json").is_file()
+
+
+def test_commands_write_through_one_layer() -> None:
+    """What prints by itself fails where an encoding lacks a character, or a stream is closed."""
+    folder = Path(wyrmling.__file__).parent / "cli"
+    calls = re.compile(r"(?<![.\w])(print|typer\.(echo|secho)|sys\.(stdout|stderr)\.write)\(")
+    assert [file.name for file in folder.glob("*.py") if calls.search(file.read_text("utf-8"))] == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wyrmling.config import Config, cache_directory, load_config, run_root
+from wyrmling.errors import ConfigError
 
 
 def test_the_key_beats_the_variable_and_the_variable_beats_the_default(
@@ -31,6 +32,16 @@ def test_the_cache_lies_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     assert cache_directory(Config()) == Path("/somewhere/wyrmling")
     monkeypatch.setenv("WYRMLING_CACHE_DIR", "  ")
     assert cache_directory(Config()) == Path("/somewhere/wyrmling")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that the system does not know, as containers have them."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.delenv("WYRMLING_CACHE_DIR", raising=False)
+    with pytest.raises(ConfigError, match="WYRMLING_CACHE_DIR"):
+        cache_directory(Config())
 
 
 def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

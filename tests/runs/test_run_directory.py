@@ -253,6 +253,24 @@ def test_a_root_that_is_no_folder_is_named(root: Path, settings: dict[str, str],
         create_run(config(base_dir=str(base), **settings))
 
 
+def test_a_run_that_cannot_be_looked_into_hides_no_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(create_run(config(name="open")))
+    begun(create_run(config(name="closed")))
+    real = os.stat
+
+    def stat(path: object, *arguments: object, **more: object) -> os.stat_result:
+        if f"{os.sep}closed{os.sep}" in str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *arguments, **more)  # type: ignore[call-overload,no-any-return]
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert run_names(root) == ["open"]
+    assert find_run("open").path == root / "open"
+    monkeypatch.setattr(os, "access", lambda path, mode: "closed" not in str(path))
+    with pytest.raises(StorageError, match=r"cannot look into .*closed"):
+        find_run("closed")
+
+
 def test_a_category_that_is_a_file_is_named(root: Path) -> None:
     root.mkdir()
     (root / "inner").write_text("")
@@ -277,6 +295,7 @@ def test_what_refuses_a_folder_is_told_once(root: Path, monkeypatch: pytest.Monk
 
 def test_names_are_tried_a_bounded_number_of_times(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "random_name", lambda: "the-only-one")
+    monkeypatch.setattr(names, "TRIES", 3)
     monkeypatch.setattr("wyrmling.runs.names.time.time", lambda: 5.0)
     for second in range(5, 5 + names.TRIES):
         (root / f"run-{second}").mkdir(parents=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..errors import ConfigError
 from .schema import Config
 
 CACHE_VARIABLE = "WYRMLING_CACHE_DIR"
@@ -16,13 +17,21 @@ def cache_directory(config: Config) -> Path:
 
     `dataset.cache_dir`, else the variable WYRMLING_CACHE_DIR, else `wyrmling` in the user's cache:
     XDG_CACHE_HOME or `~/.cache`, on Windows LOCALAPPDATA.
+
+    Raises:
+        ConfigError: none of these is known.
     """
     if config.dataset.cache_dir is not None:
         return config.dataset.cache_dir
     if chosen := _from_environment(CACHE_VARIABLE):
         return chosen
     user_cache = _from_environment("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
-    return (user_cache or Path.home() / ".cache") / "wyrmling"
+    try:
+        return (user_cache or Path.home() / ".cache") / "wyrmling"
+    except RuntimeError as error:  # a user that the system does not know, and no HOME
+        raise ConfigError(
+            f"no home directory is known for the cache: set dataset.cache_dir, or {CACHE_VARIABLE}"
+        ) from error
 
 
 def run_root(config: Config) -> Path:

@@ -237,9 +237,9 @@ def open_run(path: Path) -> RunDirectory:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is a run, whole or not."""
+    """Whether a directory is a run, whole or not; one that cannot be looked into is none."""
     marks = (records.RECORD, records.TRAINING_CONFIG, "events.jsonl")
-    return any((path / mark).is_file() for mark in marks) or (path / "checkpoint").is_dir()
+    return any(os.path.isfile(path / mark) for mark in marks) or os.path.isdir(path / "checkpoint")
 
 
 def _refuse_inside_a_run(folder: Path, root: Path) -> None:

@@ -89,8 +89,15 @@ def run_names(root: Path) -> list[str]:
         if error.errno == errno.ENOENT and not root.is_symlink():
             return []
         raise StorageError(f"cannot look for runs in {root}: {refusal(error)}") from error
-    runs = sorted(_runs(root, 0), key=lambda path: (path.stat().st_mtime, path.as_posix()))
+    runs = sorted(_runs(root, 0), key=lambda path: (changed(path), path.as_posix()))
     return [path.relative_to(root).as_posix() for path in runs]
+
+
+def changed(path: Path) -> float:
+    """When a folder was changed last, in seconds; 0 for one that is gone meanwhile."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
 
 
 def _created(path: Path) -> str:
@@ -105,11 +112,13 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
     inside: list[Path] = []
     with contextlib.suppress(OSError):
         inside = [
-            path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(TEMPORARY_PREFIX)
+            path
+            for path in folder.iterdir()
+            if os.path.isdir(path) and not path.name.startswith(TEMPORARY_PREFIX)
         ]
     for path in inside:
         if is_run(path):
-            if depth == 0 or (path / records.TRAINING_CONFIG).is_file():
+            if depth == 0 or os.path.isfile(path / records.TRAINING_CONFIG):
                 yield path
         elif depth < _DEEPEST and is_folder_name(path.name) and not path.is_symlink():
             yield from _runs(path, depth + 1)
@@ -119,8 +128,10 @@ def _run_around(path: Path) -> Path | None:
     """The run that a directory is, or of whose checkpoints it is the folder, or one of them."""
     if is_run(path):
         return path
+    if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK):
+        raise StorageError(f"cannot look into {path}: permission denied")
     for inner in (path, path.parent):
-        if inner.name == "checkpoint" and path.is_dir() and is_run(inner.parent):
+        if inner.name == "checkpoint" and os.path.isdir(path) and is_run(inner.parent):
             return inner.parent
     return None
 

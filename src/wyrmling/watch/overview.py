@@ -9,7 +9,9 @@ from typing import Any
 
 from ..checkpoint import list_checkpoints
 from ..errors import WyrmlingError
+from ..files import refusal
 from ..runs import RunDirectory, latest_run, run_names
+from ..runs.finding import changed
 from .figures import Figures, count_figures
 from .jsonl import read_events
 
@@ -47,7 +49,7 @@ def list_runs(root: Path) -> list[Overview]:
     """
     latest = latest_run(root)
     runs = [_overview(root / place, place, latest) for place in run_names(root)]
-    return sorted(runs, key=lambda run: (run.figures.started or run.path.stat().st_mtime, run.name))
+    return sorted(runs, key=lambda run: (run.figures.started or changed(run.path), run.name))
 
 
 def cut_short(figures: Figures, newest: int) -> str | None:
@@ -60,13 +62,14 @@ def cut_short(figures: Figures, newest: int) -> str | None:
 def _overview(path: Path, place: str, latest: RunDirectory | None) -> Overview:
     figures, trouble = Figures(), None
     run = RunDirectory(path, path.name)
-    # before the events are read: a run that is under way saves first, then records it
-    saved = list_checkpoints(run.checkpoints)
-    if os.path.lexists(run.events_path):
-        try:
+    saved: list[int] = []
+    try:
+        # before the events are read: a run that is under way saves first, then records it
+        saved = list_checkpoints(run.checkpoints)
+        if os.path.lexists(run.events_path):
             figures = count_figures(read_events(run.events_path))
-        except WyrmlingError as error:
-            trouble = f"unreadable: {error}"
+    except (WyrmlingError, OSError) as error:
+        trouble = f"unreadable: {refusal(error) if isinstance(error, OSError) else error}"
     if trouble is None and saved:
         trouble = cut_short(figures, saved[-1])
     return Overview(path.name, place, path, latest is not None and path == latest.path, figures, trouble)
