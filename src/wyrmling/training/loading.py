@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..checkpoint import locate_checkpoint, read_checkpoint
+from ..checkpoint import Checkpoint, locate_checkpoint, read_checkpoint
 from ..checkpoint.contents import load_model_tensors
 from ..config import Config
 from ..errors import CheckpointError
@@ -30,6 +32,15 @@ def own_tokenizer(run: RunDirectory) -> Tokenizer:
             f"{run.tokenizer_path} is not the tokenizer that {run.name} was trained with; put the run's own file back"
         )
     return tokenizer
+
+
+@contextlib.contextmanager
+def naming(checkpoint: Checkpoint) -> Iterator[None]:
+    """Let what is wrong with a checkpoint's tensors name the checkpoint."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,7 @@ def load_run(
     with machine.settings():
         model = Model(config.effective_model, tokenizer.vocab_size, seed=config.training.seed)
         model.to(machine.device, machine.weight_dtype)
-        load_model_tensors(model, found.parts["model"])
+        with naming(found):
+            load_model_tensors(model, found.parts["model"])
         model.eval()
     return LoadedRun(model, tokenizer, config, machine, found.step, found.path, directory)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, clean, save_checkpoint, set_aside_newer, write_pointer
+from ..checkpoint import clean, save_checkpoint, set_aside_newer, write_pointer
 from ..checkpoint.contents import load_model_tensors, load_optimizer_tensors
 from ..checkpoint.transfer import Transfer, TransferReport
 from ..config import Config, load_config
@@ -34,7 +34,7 @@ from .launch import (
     resumed_run,
     with_own_launch,
 )
-from .loading import own_tokenizer
+from .loading import naming, own_tokenizer
 from .loop import LoopEnd, TrainingLoop
 from .profiling import PROFILE, Mode, RunProfile
 from .progress import EARLY, FINISHED, Progress
@@ -272,35 +272,27 @@ def _borrow(parts: Parts, transfer: Transfer | None, told: Told) -> TransferRepo
 
 def _load_weights(parts: Parts, launch: Launch) -> Progress:
     """Put the checkpoint's weights and moments where they belong; where the run stands."""
-    if launch.checkpoint is None:
+    checkpoint = launch.checkpoint
+    if checkpoint is None:
         return Progress()
-    load_model_tensors(parts.model, launch.checkpoint.parts["model"])
-    if "optimizer" not in launch.checkpoint.parts:
-        raise CheckpointError(
-            f"{launch.checkpoint.path} has no optimizer state, so the run cannot go on exactly; start a new run "
-            "from its weights with training.launch_mode = init_from_checkpoint"
-        )
-    load_optimizer_tensors(parts.optimizer, parts.model, launch.checkpoint.parts["optimizer"])
+    needed = {"model": "weights", "optimizer": "optimizer state"}
     if parts.streams is not None:
-        _load_streams(parts, launch.checkpoint)
-    if parts.continual is not None:
-        parts.continual.load(launch.checkpoint.parts.get(CONTINUAL, {}))
-    return Progress.of(launch.checkpoint)
-
-
-def _load_streams(parts: Parts, checkpoint: Checkpoint) -> None:
-    """Put the carried states where they were.
-
-    Raises:
-        CheckpointError: a checkpoint without them, or with other rows.
-    """
-    assert parts.streams is not None
-    if not checkpoint.parts.get(STREAMS) and (checkpoint.step or STREAMS not in checkpoint.parts):
-        raise CheckpointError(
-            f"{checkpoint.path} has no carried states, so the run cannot go on exactly; start a new run from its "
-            "weights with training.launch_mode = init_from_checkpoint"
-        )
-    parts.streams.load(checkpoint.parts[STREAMS], parts.model, parts.machine.weight_dtype)
+        needed[STREAMS] = "carried states"
+    for part, what in needed.items():
+        if part not in checkpoint.parts or (checkpoint.step and not checkpoint.parts[part]):
+            raise CheckpointError(
+                f"{checkpoint.path} has no {what}, so the run cannot go on exactly; resume from another checkpoint, or "
+                "start a new run from weights with training.launch_mode = init_from_checkpoint"
+            )
+    progress = Progress.of(checkpoint)
+    with naming(checkpoint):
+        load_model_tensors(parts.model, checkpoint.parts["model"])
+        load_optimizer_tensors(parts.optimizer, parts.model, checkpoint.parts["optimizer"])
+        if parts.streams is not None:
+            parts.streams.load(checkpoint.parts[STREAMS], parts.model, parts.machine.weight_dtype)
+        if parts.continual is not None:
+            parts.continual.load(checkpoint.parts.get(CONTINUAL, {}))
+    return progress
 
 
 def _already_finished(parts: Parts, run: RunDirectory, progress: Progress) -> TrainResult | None:
