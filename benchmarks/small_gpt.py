@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wyrmling.config import load_config
-from wyrmling.data.batches import BatchLoader
 from wyrmling.data.dataset import prepare_dataset
-from wyrmling.data.order import IGNORED, SequentialWindows
+from wyrmling.data.order import IGNORED
 from wyrmling.data.store import Split
+from wyrmling.data.streams import Documents
+from wyrmling.training.evaluation import read_side_by_side
 from wyrmling.training.machine import keep_freed_memory
 from wyrmling.watch.memory import current_memory
 
@@ -143,13 +144,11 @@ def train(text: Tensor, vocabulary: int, setting: Setting, seed: int, *, low: bo
 @torch.no_grad()
 def evaluate(model: SmallGPT, split: Split, length: int, rows: int = 64) -> tuple[float, int]:
     """Nats per character over every target of a split once, in windows that do not overlap, and their number."""
-    order = SequentialWindows(len(split), length, rows)
-    loader = BatchLoader(split, order, length)
-    total, count = 0.0, 0
-    for step in range(order.steps):
-        batch = loader.batch(step, range(rows))
-        total += float(loss_sum(model, batch.tokens, batch.targets, False))
-        count += batch.target_count
+    windows = Documents.cut(len(split), length)
+    total = 0.0
+    for reading in read_side_by_side(split, windows, length, rows):
+        total += float(loss_sum(model, reading.tokens, reading.targets, False))
+    count = int(windows.targets.sum())
     return total / count, count
 
 

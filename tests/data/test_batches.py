@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from wyrmling.data.batches import Batch, BatchLoader
 from wyrmling.data.building import build_store, store_in_memory
 from wyrmling.data.format import HEADER_BYTES
-from wyrmling.data.order import IGNORED, EpochWindows, Order, RandomWindows, SequentialWindows, Windows
+from wyrmling.data.order import IGNORED, EpochWindows, Order, RandomWindows, Windows
 from wyrmling.data.prefetch import Prefetcher
 from wyrmling.data.store import Split
+from wyrmling.data.streams import Documents, StreamingWindows
 from wyrmling.errors import DataError
 
 
@@ -46,10 +47,10 @@ def order_of(kind: str, n: int, block: int, rows: int) -> Order:
         return RandomWindows(n, block, 3, "train")
     if kind == "epochs":
         return EpochWindows(n, block, rows, 3, "train")
-    return SequentialWindows(n, block, rows)
+    return StreamingWindows(Documents.cut(n, 2 * block), block, rows, 3, "train")
 
 
-KINDS = st.sampled_from(["random", "epochs", "sequential"])
+KINDS = st.sampled_from(["random", "epochs", "streaming"])
 
 
 @given(KINDS, st.integers(1, 12), st.integers(0, 60), st.integers(1, 6), st.integers(0, 5), st.data())
@@ -59,8 +60,7 @@ def test_targets_are_the_inputs_shifted_by_one(
     """D8: with distinct tokens, y is x shifted by one; the rest is padding and ignored."""
     n = block + 1 + extra
     order = order_of(kind, n, block, rows)
-    last = order.steps - 1 if isinstance(order, SequentialWindows) else 30
-    step = data.draw(st.integers(0, last))
+    step = data.draw(st.integers(0, 30))
     windows = order.windows(step, np.arange(rows))
     batch = BatchLoader(split_of(np.arange(n) + 1000, before=before), order, block).batch(step, range(rows))
     assert batch.tokens.shape == batch.targets.shape == (rows, block)
@@ -73,10 +73,10 @@ def test_targets_are_the_inputs_shifted_by_one(
         assert batch.tokens[row].tolist() == inputs + [0] * empty
         assert batch.targets[row].tolist() == [token + 1 for token in inputs] + [IGNORED] * empty
     assert batch.target_count == int((batch.targets != IGNORED).sum())
-    assert (batch.reset is None) == (kind != "sequential")
-    if batch.reset is not None:
+    assert (batch.reset is None) == (kind != "streaming")
+    if batch.reset is not None and windows.reset is not None:
         assert batch.reset.dtype == torch.bool
-        assert batch.reset.tolist() == [step == 0] * rows
+        assert batch.reset.tolist() == windows.reset.tolist()
 
 
 @pytest.mark.parametrize("extra", [1, 2])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wyrmling.data.order import EpochWindows, RandomWindows, SequentialWindows, Windows
+from wyrmling.data.order import EpochWindows, RandomWindows, Windows
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -130,51 +130,15 @@ def test_a_row_of_an_epoch_does_not_depend_on_who_else_is_asked(
     np.testing.assert_array_equal(part.lengths, whole.lengths[some])
 
 
-@settings(max_examples=200)
-@given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 9))
-def test_a_sequential_pass_reads_every_target_once_and_in_order(n: int, block: int, rows: int) -> None:
-    """Row after row, step after step, the targets are 1, 2, .., n - 1: a state can be carried along a row."""
-    order = SequentialWindows(n, block, rows)
-    steps = [order.windows(step, np.arange(rows)) for step in range(order.steps)]
-    read = []
-    for row in range(rows):
-        row_windows = [(int(w.starts[row]), int(w.lengths[row])) for w in steps]
-        real = [(start, length) for start, length in row_windows if length]
-        assert row_windows[: len(real)] == real, "padding comes last"
-        for (start, length), (following, _) in pairwise(real):
-            assert following == start + length
-        read += [t for start, length in real for t in range(start + 1, start + length + 1)]
-    assert read == list(range(1, n))
-    assert [bool(w.reset.all()) for w in steps] == [step == 0 for step in range(order.steps)]
-    assert [bool(w.reset.any()) for w in steps] == [step == 0 for step in range(order.steps)]
-    assert all((w.lengths <= block).all() for w in steps)
-
-
-def test_a_sequential_pass_has_the_same_rows_at_every_step() -> None:
-    """T11: the last step has as many rows as the first; rows with nothing left are padding."""
-    order = SequentialWindows(12 * 8 + 1 + 1, 8, 4)
-    assert order.steps == 4
-    assert order.windows(0, np.arange(4)).lengths.tolist() == [8, 8, 8, 1]
-    last = order.windows(3, np.arange(4))
-    assert last.lengths.tolist() == [8, 8, 8, 0]
-    assert last.reset is not None
-    assert len(last.starts) == len(last.reset) == 4
-
-
-def test_steps_and_rows_outside_are_refused() -> None:
-    sequential = SequentialWindows(100, 10, 2)
-    with pytest.raises(ValueError, match="step 5"):
-        sequential.windows(5, np.arange(2))
+def test_rows_outside_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rows 0\.\.2"):
-        sequential.windows(0, np.arange(3))
+        EpochWindows(100, 10, 2, 1, "train").windows(0, np.arange(3))
     with pytest.raises(ValueError, match=r"rows -1\.\.0"):
         EpochWindows(100, 10, 2, 1, "train").windows(0, np.array([-1, 0]))
     for build in (
         lambda: EpochWindows(1, 4, 1, 0, "train"),
         lambda: EpochWindows(9, 0, 1, 0, "train"),
         lambda: EpochWindows(9, 4, 0, 0, "train"),
-        lambda: SequentialWindows(1, 4, 1),
-        lambda: SequentialWindows(9, 4, 0),
     ):
         with pytest.raises(ValueError, match="at least"):
             build()

@@ -19,10 +19,11 @@ from tokenizers import models
 from wyrmling.config import Config
 from wyrmling.config.load import config_from_dict
 from wyrmling.data import known_files
-from wyrmling.data.batches import BatchLoader
+from wyrmling.data.batches import BatchLoader, gather
 from wyrmling.data.dataset import Dataset, prepare_dataset
-from wyrmling.data.order import EpochWindows, SequentialWindows
+from wyrmling.data.order import EpochWindows, Windows
 from wyrmling.data.store import Split
+from wyrmling.data.streams import Documents
 from wyrmling.errors import DataError
 from wyrmling.text.sources.files import InputFile
 from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer
@@ -550,16 +551,14 @@ def test_pretokenized_files_train_and_bad_ids_are_named(tmp_path: Path) -> None:
 def test_text_comes_through_files_tokens_windows_and_batches_unharmed(
     tmp_path: Path, tokenizer: dict[str, Any]
 ) -> None:
-    """The whole way with real parts: the targets of a sequential pass and of an epoch decode to the text."""
+    """The whole way with real parts: the targets of all blocks in order and of an epoch decode to the text."""
     text = "".join(f"Löwe {i * i} frißt 漢字.\r\n" for i in range(40))
     write(tmp_path, text)
     dataset = prepare_dataset(configured(tmp_path, block_size=13, tokenizer=tokenizer, train_split_ratio=1.0))
     n, rows, block = len(dataset.train), 3, 13
-    order = SequentialWindows(n, block, rows)
-    loader = BatchLoader(dataset.train, order, block)
-    batches = [loader.batch(step, range(rows)) for step in range(order.steps)]
-    ids = np.concatenate([batch.targets[row].numpy() for row in range(rows) for batch in batches])
-    ids = np.concatenate([dataset.train.read(0, 1), ids[ids >= 0]])
+    blocks = Documents.cut(n, block)
+    _, targets = gather(dataset.train, Windows(blocks.starts, blocks.targets), block)
+    ids = np.concatenate([dataset.train.read(0, 1), targets[targets >= 0]])
     assert dataset.tokenizer.decode(ids) == text
     lengths = dataset.tokenizer.byte_lengths()
     assert lengths[ids].sum() == len(text.encode())

@@ -2,7 +2,7 @@
 
 from .building import build_store
 from .dataset import Dataset, prepare_dataset
-from .order import IGNORED, EpochWindows, RandomWindows, SequentialWindows, Windows
+from .order import IGNORED, EpochWindows, RandomWindows, Windows
 from .store import Split, TokenStore, open_store
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "Dataset",
     "EpochWindows",
     "RandomWindows",
-    "SequentialWindows",
     "Split",
     "TokenStore",
     "Windows",

@@ -10,7 +10,6 @@ targets the last `length`. So a split of n tokens has the n - 1 targets 1 .. n-1
 
 1. `RandomWindows`: starts drawn uniformly, with replacement, from every legal start.
 2. `EpochWindows`: every target exactly once per epoch, in permuted windows whose borders move between epochs.
-3. `SequentialWindows`: every target exactly once, in reading order, so a state can be carried (evaluation).
 """
 
 from __future__ import annotations
@@ -153,38 +152,3 @@ class EpochWindows:
         starts = np.where(number == 0, 0, first + (number - 1) * self.block_size)
         lengths = np.minimum(np.where(number == 0, first, self.block_size), self.targets - starts)
         return Windows(np.where(real, starts, 0), np.where(real, lengths, 0))
-
-
-class SequentialWindows:
-    """Every target exactly once, in reading order: the blocks are dealt to the rows in contiguous shares.
-
-    With W = ceil((n_tokens - 1) / block_size) blocks and share = ceil(W / rows), row r reads block r *
-    share + k at step k. So a state carried from step to step has seen the row's whole share; `reset` is
-    true where a share begins (step 0). The last block is short, and rows beyond it are padding, so the
-    number of rows never changes.
-
-    Attributes:
-        steps: the number of steps that read everything, ceil(W / rows).
-    """
-
-    def __init__(self, n_tokens: int, block_size: int, rows: int) -> None:
-        _check_sizes(n_tokens, block_size)
-        if rows < 1:
-            raise ValueError(f"rows must be at least 1, got {rows}")
-        self.block_size = block_size
-        self.rows = rows
-        self.targets = n_tokens - 1
-        self.steps = -(-self.targets // (block_size * rows))
-
-    def windows(self, step: int, rows: Rows) -> Windows:
-        """Windows of `rows` at `step`.
-
-        Raises:
-            ValueError: a step outside [0, steps) or a row outside [0, rows).
-        """
-        if not 0 <= step < self.steps:
-            raise ValueError(f"step {step} lies outside a pass of {self.steps} steps")
-        check_rows(rows, self.rows)
-        starts = (rows * self.steps + step) * self.block_size
-        lengths = np.clip(self.targets - starts, 0, self.block_size)
-        return Windows(np.where(lengths > 0, starts, 0), lengths, np.full(len(rows), step == 0))
