@@ -43,6 +43,9 @@ def test_linked_folders_are_followed_and_circles_cut(tmp_path: Path) -> None:
     assert "2 dangling links" in notes_on(folder)
     with refused("nowhere", "no such file", kind=DataError):
         opened(local(folder / "gone"))
+    for path in (folder / "circle", folder / "a.txt" / "b.txt", folder / ("x" * 300)):
+        with refused("is no path to a file", kind=DataError):
+            opened(local(path))
 
 
 @unix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import filecmp
 import io
 import os
@@ -36,6 +37,8 @@ def refusal(name: str, error: OSError) -> WyrmlingError:
         return DataError(f"{name}: no such file")
     if isinstance(error, IsADirectoryError):
         return DataError(f"{name}: is a folder, a file is needed")
+    if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
+        return DataError(f"{name}: is no path to a file ({error.strerror})")
     reason = "permission denied" if isinstance(error, PermissionError) else error.strerror or str(error)
     return StorageError(f"cannot read {name}: {reason}")
 
