@@ -16,7 +16,16 @@ import pytest
 
 from wyrmling.config import Config
 from wyrmling.errors import CheckpointError, ConfigError, StorageError
-from wyrmling.runs import RunDirectory, create_run, find_run, latest_run, names, run_names, run_root
+from wyrmling.runs import (
+    RunDirectory,
+    create_run,
+    find_run,
+    latest_run,
+    names,
+    refuse_taken,
+    run_names,
+    run_root,
+)
 
 
 def config(**run_layout: object) -> Config:
@@ -271,11 +280,15 @@ def test_a_run_that_cannot_be_looked_into_hides_no_other(root: Path, monkeypatch
         find_run("closed")
 
 
-def test_a_category_that_is_a_file_is_named(root: Path) -> None:
+@pytest.mark.parametrize("settings", [{"category": "inner"}, {"name": "inner"}])
+def test_a_category_or_a_name_that_is_a_file_is_named(root: Path, settings: dict[str, str]) -> None:
     root.mkdir()
-    (root / "inner").write_text("")
-    with pytest.raises(StorageError, match="inner is not a folder"):
-        create_run(config(category="inner"))
+    (root / "inner").write_text("precious")
+    for act in (create_run, refuse_taken):
+        if act is create_run or "name" in settings:
+            with pytest.raises(StorageError, match="inner is not a folder"):
+                act(config(**settings))
+    assert (root / "inner").read_text() == "precious"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 # Other kinds of file that a person might take for a part, or a program might load.
 _IMPOSTORS = {PART_SUFFIX, ".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".npy", ".npz", ".joblib"}
 _READER_PATIENCE = 100
-_COMFORT = "earlier checkpoints are untouched: make room there and resume the run"
+_COMFORT = "earlier checkpoints are untouched: put that right and resume the run"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ..checkpoint.manifest import MANIFEST, read_manifest
 from ..config import Config
 from ..config.load import recorded_config
 from ..config.paths import run_folder, run_root
-from ..errors import CheckpointError, ConfigError, StorageError
+from ..errors import CheckpointError, ConfigError, StorageError, WyrmlingError
 from ..files import (
     SEAL,
     TEMPORARY_PREFIX,
@@ -271,7 +271,9 @@ def _fixed_place(config: Config) -> tuple[Path, str, Path] | None:
     return folder / checked_name(wanted, "run_layout.name"), wanted, root
 
 
-def _taken(path: Path) -> ConfigError:
+def _taken(path: Path) -> WyrmlingError:
+    if not path.is_dir():
+        return StorageError(f"{path} is not a folder and none can be made there; choose another name")
     return ConfigError(
         f"{path} exists already, and a new run would write over it; choose another name, or go on with it "
         "(training.launch_mode = resume_exact_run)"
