@@ -345,6 +345,7 @@ def test_a_damaged_file_is_told_or_changes_nothing(base: Base, tmp_path: Path, f
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("pattern", READERS)
 def test_every_file_damaged_in_every_way_for_every_command(base: Base, tmp_path: Path, pattern: str) -> None:
     files = [path.relative_to(base.now).as_posix() for path in base.now.glob(pattern) if path.is_file()]
