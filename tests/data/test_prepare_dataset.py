@@ -255,6 +255,27 @@ def test_one_document_cannot_be_split_by_documents(tmp_path: Path) -> None:
             prepare_dataset(configured(tmp_path, split="documents", tokenizer=tokenizer))
 
 
+@pytest.mark.parametrize("tokenizer", [{"type": "byte"}, CHAR])
+def test_a_split_that_is_automatic_is_between_documents_where_there_are_two(
+    tmp_path: Path, tokenizer: dict[str, object]
+) -> None:
+    """So a recipe that splits plays takes a text of one piece too, and says what validates."""
+    write(tmp_path, "abcdefghij" * 10)
+    one = prepare_dataset(configured(tmp_path, split="auto", tokenizer=tokenizer))
+    assert (
+        one.fingerprint
+        == prepare_dataset(configured(tmp_path, split="ratio", tokenizer=tokenizer)).fingerprint
+    )
+    assert one.validation is not None
+    assert len(one.train) == 9 * len(one.validation)
+    assert any("dataset.split" in note for note in one.notes)
+    lines = {"documents": "line", "tokenizer": tokenizer}
+    write(tmp_path, "ab\ncdcdcd\nabab\n")
+    many = [prepare_dataset(configured(tmp_path, split=split, **lines)) for split in ("auto", "documents")]
+    assert len({len(found.train) for found in many}) == len({found.fingerprint for found in many}) == 1
+    assert not any("dataset.split" in note for note in many[0].notes)
+
+
 def test_a_validation_source_is_used_and_all_of_the_training_source_trains(tmp_path: Path) -> None:
     write(tmp_path, "train " * 20)
     path = write(tmp_path, "other " * 5, "v.txt")

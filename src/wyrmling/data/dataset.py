@@ -29,7 +29,7 @@ from .encoding import Progress, Tell, checked_ids
 from .format import VERSION
 from .known_files import KnownFiles, digest_of
 from .store import Split, TokenStore, set_aside
-from .training_part import documents_for_training, tokens_for_training, training_pieces
+from .training_part import between_documents, documents_for_training, tokens_for_training, training_pieces
 
 Texts = str | Sequence[str]
 """One document, or several."""
@@ -167,6 +167,8 @@ def prepare_dataset(
     ]
     if validation_source is None:
         train, validation = _cut(store, settings, source_names(source))
+        if validation is not None and settings.split == "auto" and len(store.document_starts) == 1:
+            notes.append("a single document: the end of it validates (dataset.split)")
     else:
         validation_store = _store(validation_source, tokenizer, cache, known, tell)
         train = _whole(store, "train", source_names(source))
@@ -278,8 +280,9 @@ def _cut(store: TokenStore, settings: Any, where: str) -> tuple[Split, Split | N
     ratio = settings.train_split_ratio
     if ratio >= 1:
         return _whole(store, "train", where), None
-    if settings.split == "documents":
-        first = documents_for_training(len(store.document_starts), ratio, where)
+    documents = len(store.document_starts)
+    if between_documents(settings.split, documents):
+        first = documents_for_training(documents, ratio, where)
         border = int(store.document_starts[first])
     else:
         border = tokens_for_training(len(store), ratio)

@@ -18,6 +18,11 @@ from ..errors import DataError
 from ..text.sources import Piece, Source
 
 
+def between_documents(split: str, documents: int) -> bool:
+    """Whether `[dataset]` with this `split` and so many documents is cut between two of them."""
+    return split == "documents" or (split == "auto" and documents > 1)
+
+
 def documents_for_training(documents: int, ratio: float, where: str) -> int:
     """How many of `documents` train: round(documents x ratio), with at least one on either side of the cut.
 
@@ -45,7 +50,7 @@ def training_pieces(
     """The pieces of the training part, in two passes over the source: one counts, one gives.
 
     Args:
-        split: "ratio" or "documents", as in `[dataset]`.
+        split: as in `[dataset]`.
         has_eos: whether every document will be followed by one more token.
 
     Raises:
@@ -55,7 +60,7 @@ def training_pieces(
     for piece in source.pieces():
         documents += piece.documents
         characters += _characters(piece)
-    if split == "documents":
+    if between_documents(split, documents):
         yield from _first_documents(source, documents_for_training(documents, ratio, where))
     else:
         total = characters + documents * has_eos

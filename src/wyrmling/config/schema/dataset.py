@@ -32,8 +32,10 @@ class DatasetOptions(Table):
     train_split_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.9, description="Share of the data to train on; the rest validates."
     )
-    split: Literal["ratio", "documents"] = Field(
-        default="ratio", description='"ratio": cut the stream of tokens; "documents": cut between documents.'
+    split: Literal["ratio", "documents", "auto"] = Field(
+        default="ratio",
+        description='"ratio": cut the stream of tokens; "documents": cut between documents; "auto": between documents '
+        "where there are two or more.",
     )
     document_separator: str | None = Field(
         default=None,
