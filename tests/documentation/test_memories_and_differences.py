@@ -1,4 +1,4 @@
-"""The pages on memories and on differences say what is so: figures are counted, and every test that is named exists."""
+"""The pages on memories and on differences say what is so: figures are counted, what is named exists."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from wyrmling.config.rules import RULES
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,12 +24,22 @@ def test_the_sizes_of_states_on_the_page_are_those_of_real_states(
     assert all(f"{figure} " in page or f"{figure}." in page for figure in printed)
 
 
-def test_every_test_that_a_page_names_exists() -> None:
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.stem)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`(tests/[\w/]+(?:\.py)?)(?:::(\w+))?`", page.read_text(encoding="utf-8")))
+    assert len(named) > (100 if page.stem == "differences" else -1)
+    for path, name in named:
+        assert (ROOT / path).exists(), path
+        if name:
+            tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+            assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
+                f"{path}::{name}"
+            )
+
+
+def test_every_rule_that_the_page_names_exists() -> None:
     page = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
-    assert len(named) > 30
-    for path, name in set(named):
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
-            f"{path}::{name}"
-        )
+    section = page.partition("\n## Its validations\n")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", section))
+    assert len(named) > 40
+    assert named <= {rule.name for rule in RULES}

@@ -193,6 +193,21 @@ def test_events_tell_the_whole_story(tiny_config: Make) -> None:
     } <= names
 
 
+def test_a_promoted_kernel_is_told_and_recorded_as_an_override(
+    tiny_config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: by itself it is promoted there only."""
+    monkeypatch.setattr("wyrmling.model.choice.promotes", lambda *_, **__: True)
+    run = wyrmling.train(tiny_config("training.max_iters=4")).run
+    assert run.record()["kernel_spec"]["sequence_kernel_override"] == "linear_attention/dense"
+    events = read_events(run.events_path)
+    lines = dict(next(event["fingerprint"] for event in events if event["event"] == "started"))
+    assert " sequence_kernel_override=linear_attention/dense " in lines["training path fingerprint"]
+    (executor,) = [event["text"] for event in events if event.get("name") == "choice.executor"]
+    assert executor.startswith("composed/dense, ")
+    assert "take all scores at once" in executor
+
+
 def test_a_stop_in_a_validation_abandons_it_and_saves(tiny_config: Make) -> None:
     class Impatient(Callback):
         def on_step(self, report: StepReport) -> None:
