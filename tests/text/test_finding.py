@@ -150,7 +150,7 @@ def test_a_folder_of_what_another_type_reads_names_that_type(tmp_path: Path) -> 
         opened(local(tmp_path))
 
 
-def test_packed_records_are_found_in_a_folder(tmp_path: Path) -> None:
+def test_compressed_records_are_found_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "0.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "1.jsonl.gz").write_bytes(gzip.compress(b'{"text": "b"}\n'))
     assert documents(opened(records("jsonl", tmp_path))) == [b"a", b"b"]

@@ -36,9 +36,9 @@ def test_a_folder_is_read_in_the_order_of_posix_paths(tmp_path: Path) -> None:
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(name.encode())
-    (tmp_path / "n.txt.gz").write_bytes(gzip.compress(b"packed"))
+    (tmp_path / "n.txt.gz").write_bytes(gzip.compress(b"compressed"))
     source = opened(local(tmp_path))
-    expected = [b"a.txt", b"a/b c/y.TXT", b"a/z.md", b"b.txt", b"packed", "Ä x.text".encode()]
+    expected = [b"a.txt", b"a/b c/y.TXT", b"a/z.md", b"b.txt", b"compressed", "Ä x.text".encode()]
     assert documents(source) == expected
     assert [Path(file.name).name for file in source.files][:2] == ["a.txt", "y.TXT"]
     assert source.total_bytes is None
@@ -166,17 +166,17 @@ def test_invalid_utf8_is_handed_on_or_replaced_but_never_for_the_byte_tokenizer(
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "not gzip", "garbage after"])
 def test_a_damaged_gz_is_refused_in_one_line(tmp_path: Path, damage: str) -> None:
-    packed = bytearray(gzip.compress(b"some text, long enough to lose a part of " * 50))
+    compressed = bytearray(gzip.compress(b"some text, long enough to lose a part of " * 50))
     if damage == "cut":
-        packed = packed[: len(packed) // 2]
+        compressed = compressed[: len(compressed) // 2]
     elif damage == "flipped":
-        packed[-6] ^= 0xFF
+        compressed[-6] ^= 0xFF
     elif damage == "not gzip":
-        packed = bytearray(b"plain text")
+        compressed = bytearray(b"plain text")
     else:
-        packed += b"garbage"
+        compressed += b"garbage"
     file = tmp_path / "bad.txt.gz"
-    file.write_bytes(packed)
+    file.write_bytes(compressed)
     with refused("bad.txt.gz", "gzip", kind=DataError):
         documents(opened(local(file)))
 
@@ -195,14 +195,14 @@ def test_the_signature_is_json_and_follows_content_and_settings(tmp_path: Path) 
 
 def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path) -> None:
     size = 24 << 20
-    plain, packed = tmp_path / "plain.txt", tmp_path / "packed.txt.gz"
+    plain, compressed = tmp_path / "plain.txt", tmp_path / "compressed.txt.gz"
     row = b"x" * 79 + b"\n"
-    with plain.open("wb") as file, gzip.open(packed, "wb", compresslevel=1) as zipped:
+    with plain.open("wb") as file, gzip.open(compressed, "wb", compresslevel=1) as zipped:
         for _ in range(size >> 20):
             block = row * ((1 << 20) // len(row))
             file.write(block)
             zipped.write(block)
-    for path in (plain, packed):
+    for path in (plain, compressed):
         source = opened(local(path))
         tracemalloc.start()
         longest = max(len(piece.data) for piece in source.pieces())

@@ -1,4 +1,4 @@
-"""Files are known by what they hold: packed ones are unpacked, texts decoded, everything else refused by name."""
+"""Files are known by what they hold: what is compressed is decompressed, texts are decoded, the rest refused."""
 
 from __future__ import annotations
 
@@ -29,63 +29,63 @@ from wyrmling.errors import DataError
 from wyrmling.text.sources import opening
 from wyrmling.text.sources.opening import text_of
 
-TEXT = b"".join(b"line %d of a text that is worth packing\n" % index for index in range(400))
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
+TEXT = b"".join(b"line %d of a text that is worth compressing\n" % index for index in range(400))
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
     "xz": lzma.compress,
     "lzma": lambda data: lzma.compress(data, lzma.FORMAT_ALONE),
     "zstd": lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: True}),
 }
-packers = pytest.mark.parametrize("packing", PACKERS)
+compressors = pytest.mark.parametrize("compression", COMPRESSORS)
 
 
-@packers
-def test_packed_text_is_unpacked_whatever_its_name(tmp_path: Path, packing: str) -> None:
+@compressors
+def test_compressed_text_is_unpacked_whatever_its_name(tmp_path: Path, compression: str) -> None:
     for name in ("plain.txt", "of.no.kind", "nothing"):
         file = tmp_path / name
-        file.write_bytes(PACKERS[packing](TEXT))
+        file.write_bytes(COMPRESSORS[compression](TEXT))
         assert documents(opened(local(file))) == [TEXT]
         assert documents(opened(local(file, tokenizer=Table(type="byte")))) == [TEXT]
         assert opened(local(file)).total_bytes is None
 
 
-@packers
+@compressors
 @settings(max_examples=20)
 @given(cuts=st.lists(st.integers(0, len(TEXT)), max_size=4), zeros=st.integers(0, 3))
 def test_all_members_are_read_and_zeros_behind_them_are_padding(
-    packing: str, cuts: list[int], zeros: int
+    compression: str, cuts: list[int], zeros: int
 ) -> None:
     borders = [0, *sorted(cuts), len(TEXT)]
     parts = [TEXT[a:b] for a, b in itertools.pairwise(borders)]
-    if packing == "lzma":
+    if compression == "lzma":
         parts = [TEXT]  # this format has one member
-    packed = b"".join(PACKERS[packing](part) for part in parts) + b"\0" * 4 * zeros
-    assert text_of(packed, "file") == TEXT
+    compressed = b"".join(COMPRESSORS[compression](part) for part in parts) + b"\0" * 4 * zeros
+    assert text_of(compressed, "file") == TEXT
 
 
-@packers
+@compressors
 @pytest.mark.parametrize("damage", ["cut", "cut at the end", "flipped", "garbage after", "another after"])
-def test_damaged_packed_files_are_refused_in_one_line(packing: str, damage: str) -> None:
+def test_damaged_compressed_files_are_refused_in_one_line(compression: str, damage: str) -> None:
     noise = random.Random(1).randbytes(3000).hex().encode()
-    packed = bytearray(PACKERS[packing](noise))
+    compressed = bytearray(COMPRESSORS[compression](noise))
     if damage == "cut":
-        packed = packed[: len(packed) // 2]
+        compressed = compressed[: len(compressed) // 2]
     elif damage == "cut at the end":
-        packed = packed[:-1]
+        compressed = compressed[:-1]
     elif damage == "flipped":
-        packed[len(packed) // 2] ^= 0xFF
+        compressed[len(compressed) // 2] ^= 0xFF
     elif damage == "garbage after":
-        packed += b"something else that follows"
+        compressed += b"something else that follows"
     else:
-        packed += noise
-    with refused("file", packing, kind=DataError):
-        text_of(bytes(packed), "file")
+        compressed += noise
+    with refused("file", compression, kind=DataError):
+        text_of(bytes(compressed), "file")
 
 
-def test_packed_twice_is_unpacked_twice_and_an_archive_in_it_is_refused() -> None:
+def test_compressed_twice_is_unpacked_twice_and_an_archive_in_it_is_refused() -> None:
     assert text_of(gzip.compress(zstd.compress(TEXT)), "file") == TEXT
-    with refused("file", "packed more than", kind=DataError):
+    with refused("file", "compressed more than", kind=DataError):
         text_of(gzip.compress(gzip.compress(gzip.compress(gzip.compress(TEXT)))), "file")
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
@@ -96,17 +96,17 @@ def test_packed_twice_is_unpacked_twice_and_an_archive_in_it_is_refused() -> Non
         text_of(archive.getvalue(), "file")
 
 
-@packers
+@compressors
 def test_what_unpacks_to_far_too_much_is_refused(
-    tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, compression: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "bomb.txt"
-    file.write_bytes(PACKERS[packing](b"a" * (8 << 20)))
-    with refused("bomb.txt", "1 MiB", "dataset.max_unpacked_mb", kind=DataError):
-        documents(opened(local(file, max_unpacked_mb=1)))
-    assert sum(map(len, documents(opened(local(file, max_unpacked_mb=8))))) == 8 << 20
+    file.write_bytes(COMPRESSORS[compression](b"a" * (8 << 20)))
+    with refused("bomb.txt", "1 MiB", "dataset.max_decompressed_mb", kind=DataError):
+        documents(opened(local(file, max_decompressed_mb=1)))
+    assert sum(map(len, documents(opened(local(file, max_decompressed_mb=8))))) == 8 << 20
     monkeypatch.setattr(opening, "_SMALL_ENOUGH", 1 << 20)
-    with refused("bomb.txt", "200 times", "dataset.max_unpacked_mb", kind=DataError):
+    with refused("bomb.txt", "200 times", "dataset.max_decompressed_mb", kind=DataError):
         documents(opened(local(file)))
 
 
@@ -118,10 +118,10 @@ def test_zstd_without_its_package_is_one_line_that_names_it(monkeypatch: pytest.
 
 
 def test_a_name_that_promises_a_packing_is_held_to_it(tmp_path: Path) -> None:
-    for end, packing in ((".gz", "gzip"), (".bz2", "bzip2"), (".xz", "xz"), (".zst", "zstd")):
+    for end, compression in ((".gz", "gzip"), (".bz2", "bzip2"), (".xz", "xz"), (".zst", "zstd")):
         file = tmp_path / f"page.txt{end}"
         file.write_bytes(b"<html>404: not found</html>")
-        with refused(file.name, packing, kind=DataError):
+        with refused(file.name, compression, kind=DataError):
             documents(opened(local(file)))
 
 
@@ -234,9 +234,9 @@ def test_utf16_and_utf32_are_named_with_the_remedy_and_read_by_it(
 ) -> None:
     file = tmp_path / "wide.txt"
     text = SAMPLES[sample]
-    for packed in (False, True):
+    for compressed in (False, True):
         data = text.encode(encoding)
-        file.write_bytes(gzip.compress(data) if packed else data)
+        file.write_bytes(gzip.compress(data) if compressed else data)
         for other in ("utf-8", "cp1252"):
             with refused("wide.txt", f'dataset.encoding = "{encoding}"', kind=DataError):
                 documents(opened(local(file, encoding=other)))

@@ -133,7 +133,7 @@ def test_damaged_files_are_the_users_mistake_not_the_systems(tmp_path: Path) -> 
         with refused("t.parquet", "damaged or not a parquet file", kind=DataError):
             documents(opened(records("parquet", file)))
     file.write_bytes(gzip.compress(whole))
-    with refused("t.parquet", "is packed", "unpack it", kind=DataError):
+    with refused("t.parquet", "is compressed", "unpack it", kind=DataError):
         documents(opened(records("parquet", file)))
 
 

@@ -32,9 +32,9 @@ def test_json_lines_give_one_document_a_record_exactly_as_written(tmp_path: Path
     assert documents(source) == ["one\r\né".encode(), "two \U0001f642".encode(), "\u2028".encode()]
     assert [piece.origin for piece in source.pieces()] == [f"{file}:1", f"{file}:4", f"{file}:5"]
     assert any("byte order mark" in note for note in source.notes)
-    packed = tmp_path / "data.jsonl.gz"
-    packed.write_bytes(gzip.compress(content.encode("utf-8")))
-    assert documents(opened(records("jsonl", packed))) == documents(source)
+    compressed = tmp_path / "data.jsonl.gz"
+    compressed.write_bytes(gzip.compress(content.encode("utf-8")))
+    assert documents(opened(records("jsonl", compressed))) == documents(source)
 
 
 BAD_RECORDS = [

@@ -22,7 +22,7 @@ out = []
 for kind, invalid in [("byte", "error"), ("char", "error"), ("char", "replace"), ("bpe", "replace")]:
     keys = {"add_special_tokens": False, "include_unknown": True, "vocab_path": None, "vocab_size": 280}
     table = Table(type=kind, normalize=(), **keys)
-    reading = {"encoding": "utf-8", "max_unpacked_mb": None, "suffixes": None, "invalid_utf8": invalid}
+    reading = {"encoding": "utf-8", "max_decompressed_mb": None, "suffixes": None, "invalid_utf8": invalid}
     config = Table(type="local_text", path=folder, documents="file", tokenizer=table, **reading)
     source = open_source(config, cache_dir=folder)
     try:

@@ -199,9 +199,9 @@ SHARDS = {
 def test_shards_of_public_programs_are_read_by_their_headers(tmp_path: Path, name: str) -> None:
     wanted = [*([128_000] if "Llama" in name else [70_000] if "int32" in name else []), *IDS]
     for dtype in (None, "uint16", "uint32"):
-        for packed in (False, True):
+        for compressed in (False, True):
             file = tmp_path / "shard_000.bin"
-            file.write_bytes(gzip.compress(SHARDS[name]) if packed else SHARDS[name])
+            file.write_bytes(gzip.compress(SHARDS[name]) if compressed else SHARDS[name])
             assert [list(document) for document in documents(opened(table(file, dtype)))] == [wanted]
     for damaged in (SHARDS[name][:-4], SHARDS[name] + b"\0\0\0\0", SHARDS[name][:-1]):
         file.write_bytes(damaged)

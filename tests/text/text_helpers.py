@@ -13,7 +13,7 @@ import pytest
 from wyrmling.errors import UserError, WyrmlingError
 from wyrmling.text.sources import Piece, Source, open_source
 
-READING = {"encoding": "utf-8", "max_unpacked_mb": None, "suffixes": None}
+READING = {"encoding": "utf-8", "max_decompressed_mb": None, "suffixes": None}
 """How files are read unless a test says otherwise."""
 
 

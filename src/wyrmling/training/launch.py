@@ -38,7 +38,7 @@ from ..runs.records import changes, listed
 from ..watch.events import Message
 
 # How files are read may change: the text or the ids that come of it have to be the same as before.
-READING = ("suffixes", "encoding", "max_unpacked_mb", "dtype", "byte_order", "header_bytes")
+READING = ("suffixes", "encoding", "max_decompressed_mb", "dtype", "byte_order", "header_bytes")
 
 
 # What a resumed run may change: how long, how often, what is shown, where things lie. A changed path, delimiter or

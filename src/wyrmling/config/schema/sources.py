@@ -64,8 +64,8 @@ class PathSource(Variant):
     path: Pattern = Field(description="A file, a folder, a pattern, or a list of these.")
     suffixes: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = Field(
         default=None,
-        description="Endings of the files that are read of a folder, packed or not, such as `.rst`; unset: those of "
-        "the type. A file that is named, or fits a named pattern, is read whatever its ending.",
+        description="Endings of the files that are read of a folder, compressed or not, such as `.rst`; unset: those "
+        "of the type. A file that is named, or fits a named pattern, is read whatever its ending.",
     )
 
     @property
@@ -79,13 +79,13 @@ class FileReading(Variant):
 
     encoding: Encoding = Field(
         default="utf-8",
-        description="What the files are written in, by Python's names (utf-16, latin-1, cp1252, …); packed files are "
-        'unpacked first. "raw", for the byte tokenizer: their bytes as they are, whatever they hold.',
+        description="What the files are written in, by Python's names (utf-16, latin-1, cp1252, …); compressed files "
+        'are decompressed first. "raw", for the byte tokenizer: their bytes as they are, whatever they hold.',
     )
-    max_unpacked_mb: PositiveInt | None = Field(
+    max_decompressed_mb: PositiveInt | None = Field(
         default=None,
-        description="Most MiB that a packed file (gzip, bzip2, xz, zstd) may unpack to; unset: 256, or 200 times its "
-        "size where that is more.",
+        description="Most MiB that a compressed file (gzip, bzip2, xz, zstd) may decompress to; unset: 256, or 200 "
+        "times its size where that is more.",
     )
 
 
@@ -94,7 +94,7 @@ class LocalTextSource(PathSource, FileReading):
 
     type: Literal["local_text"] = Field(default="local_text", description="Text files.")
     path: Pattern = Field(
-        description="A file, a folder (its *.txt, *.md, *.text, packed or not), a pattern, or a list of these."
+        description="A file, a folder (its *.txt, *.md, *.text, compressed or not), a pattern, or a list of these."
     )
     documents: Literal["file", "block", "line"] = Field(
         default="file", description="What is a document: a file, a block between blank lines, or a line."

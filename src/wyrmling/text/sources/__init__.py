@@ -2,7 +2,7 @@
 
 | type | documents |
 |---|---|
-| `local_text` | text files, packed or not; a file, a block between blank lines, or a line each |
+| `local_text` | text files, compressed or not; a file, a block between blank lines, or a line each |
 | `jsonl`, `csv`, `parquet` | records, rendered by a field or a template |
 | `shakespeare` | Tiny Shakespeare, downloaded once |
 | `package_text` | text files that an installed Python distribution carries |

@@ -43,7 +43,7 @@ class Piece:
     origin: str
     """Where it comes from, for error messages: a file, or a file and a line."""
     offset: int
-    """Offset of the first byte (or token) of `data` in what `origin` names, unpacked and as UTF-8."""
+    """Offset of the first byte (or token) of `data` in what `origin` names, decompressed and as UTF-8."""
     borders: np.ndarray = field(default_factory=_no_borders)
     """Where in `data` further documents start, int64, ascending; none at 0."""
 

@@ -1,4 +1,4 @@
-"""What the first bytes of a file say it is: packed, a format that is no text, text in another encoding, binary.
+"""What the first bytes of a file say it is: compressed, a format that is no text, text in another encoding, binary.
 
 A name proves nothing, and a few odd bytes prove nothing either: a format counts only where its mark could not
 begin a text, or where what follows the mark is no text.
@@ -29,7 +29,7 @@ PACKINGS = {
 }
 """Packings that are undone, and how each begins."""
 
-_PACKED_NAMES = {
+_COMPRESSED_NAMES = {
     ".gz": "gzip",
     ".bz2": "bzip2",
     ".xz": "xz",
@@ -74,9 +74,9 @@ _MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"MM\0*", "an image (TIFF)", NO_TEXT),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", _UNPACK),
     (0, b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
-    (0, b"\x04\x22\x4d\x18", "packed with LZ4", _UNPACK),
-    (0, b"\xff\x06\0\0sNaPpY", "packed with Snappy", _UNPACK),
-    (0, b"LZIP\x01", "packed with lzip", _UNPACK),
+    (0, b"\x04\x22\x4d\x18", "compressed with LZ4", _UNPACK),
+    (0, b"\xff\x06\0\0sNaPpY", "compressed with Snappy", _UNPACK),
+    (0, b"LZIP\x01", "compressed with lzip", _UNPACK),
     (0, b"ARROW1\0\0", "an Arrow file (Feather)", "convert it to parquet or JSON lines"),
     (0, b"Obj\x01", "an Avro file", "convert it to parquet or JSON lines"),
     (0, b"PACK\0\0\0", "a pack of a Git repository", NO_TEXT),
@@ -89,7 +89,7 @@ _WEAK_MARKS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\xff\xff\xff\xff", "an Arrow stream or other binary data", "convert it to parquet or JSON lines"),
     (0, b"ORC", "an ORC file", "convert it to parquet or JSON lines"),
     (257, b"ustar", "a tar archive", _UNPACK),
-    (0, b"\x1f\x9d", "packed with compress (.Z)", _UNPACK),
+    (0, b"\x1f\x9d", "compressed with compress (.Z)", _UNPACK),
     (0, b"MZ", "a program (Windows)", NO_TEXT),
     (0, b"GIF8", "an image (GIF)", NO_TEXT),
     (0, b"BM", "an image (BMP)", NO_TEXT),
@@ -114,20 +114,22 @@ _ARCHIVES = re.compile(rb"(?:!<arch>\n[ -~]{58}`\n|07070[127][0-9A-Fa-f]{70})")
 _SAFETENSORS = re.compile(rb".{5}\x00{3}\{\s*\"", re.DOTALL)
 
 
-def packing_of(head: bytes) -> str | None:
-    """The name of the packing that data which begins with `head` is in, None where it is not packed."""
+def compression_of(head: bytes) -> str | None:
+    """The name of the compression that data which begins with `head` is in, None where it is not compressed."""
     return next((name for name, begins in PACKINGS.items() if begins.match(head)), None)
 
 
-def packing_by_name(name: str) -> str | None:
-    """The packing that the ending of a file's name promises."""
-    return next((packing for end, packing in _PACKED_NAMES.items() if name.lower().endswith(end)), None)
+def compression_by_name(name: str) -> str | None:
+    """The compression that the ending of a file's name promises."""
+    return next(
+        (compression for end, compression in _COMPRESSED_NAMES.items() if name.lower().endswith(end)), None
+    )
 
 
-def without_packing(name: str) -> str:
-    """A file's name in lower case, without the ending that its packing gave it: `A.txt.gz` is `a.txt`."""
+def without_compression(name: str) -> str:
+    """A file's name in lower case, without the ending that its compression gave it: `A.txt.gz` is `a.txt`."""
     lower = name.lower()
-    return next((lower[: -len(end)] for end in _PACKED_NAMES if lower.endswith(end)), lower)
+    return next((lower[: -len(end)] for end in _COMPRESSED_NAMES if lower.endswith(end)), lower)
 
 
 def format_of(head: bytes, *, sure: bool = False) -> tuple[str, str] | None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import DataError, StorageError, WyrmlingError
-from .content import HEAD_BYTES, looks_like_text, packing_by_name, packing_of
-from .opening import CHUNK_BYTES, RAW, as_text, unpacked
+from .content import HEAD_BYTES, compression_by_name, compression_of, looks_like_text
+from .opening import CHUNK_BYTES, RAW, as_text, decompressed
 from .tally import Tally
 
 _MARK_BYTES = 64
@@ -48,22 +48,22 @@ class InputFile:
     """A file of a source, the name it is shown by, and how it is to be read.
 
     encoding: what its text is written in; "raw": its bytes are taken as they are.
-    unpacked_limit: the most bytes that it may unpack to; None: see `unpacked`.
+    decompressed_limit: the most bytes that it may decompress to; None: see `decompressed`.
     """
 
     path: Path
     name: str
     encoding: str = "utf-8"
-    unpacked_limit: int | None = None
+    decompressed_limit: int | None = None
 
     @property
     def compressed(self) -> bool:
-        """Whether its content is packed (False where it cannot be read: opening it says why)."""
+        """Whether its content is compressed (False where it cannot be read: opening it says why)."""
         if self.encoding == RAW:
             return False
         try:
             with self._open_regular(_MARK_BYTES) as stream:
-                return packing_of(stream.peek()) is not None
+                return compression_of(stream.peek()) is not None
         except (OSError, WyrmlingError):
             return False
 
@@ -113,10 +113,10 @@ class InputFile:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[io.BufferedReader]:
-        """The file's content, unpacked but not decoded; it can be sought in where it is not packed.
+        """The file's content, decompressed but not decoded; it can be sought in where it is not compressed.
 
         Raises:
-            DataError: missing, no regular file, damaged or cut short, not packed in the way its name says.
+            DataError: missing, no regular file, damaged or cut short, not compressed in the way its name says.
             StorageError: the system refuses.
         """
         try:
@@ -126,8 +126,8 @@ class InputFile:
                     return
                 size = self.size()
                 head = stream.peek(HEAD_BYTES)
-                promised = packing_by_name(self.path.name)
-                if promised and head and packing_of(head) is None:
+                promised = compression_by_name(self.path.name)
+                if promised and head and compression_of(head) is None:
                     raise DataError(
                         f"{self.name}: is no {promised} file, though its name says so: fetch it again, or rename it"
                     )
@@ -135,7 +135,7 @@ class InputFile:
                     raise DataError(
                         f"{self.name}: is made while it is read (as files in /proc); copy it first"
                     )
-                yield unpacked(stream, self.name, size=size, limit=self.unpacked_limit)
+                yield decompressed(stream, self.name, size=size, limit=self.decompressed_limit)
         except OSError as error:
             raise refusal(self.name, error) from error
 
@@ -203,10 +203,10 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def reading_options(config: Any) -> dict[str, Any]:
     """The keys of a table that say how its files of text are read, as `InputFile` and `find_files` take them."""
-    limit = getattr(config, "max_unpacked_mb", None)
+    limit = getattr(config, "max_decompressed_mb", None)
     return {
         "encoding": getattr(config, "encoding", "utf-8"),
-        "unpacked_limit": None if limit is None else limit << 20,
+        "decompressed_limit": None if limit is None else limit << 20,
     }
 
 

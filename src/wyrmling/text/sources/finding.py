@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import DataError, WyrmlingError
-from .content import HEAD_BYTES, format_of, is_binary, looks_like_text, without_packing
+from .content import HEAD_BYTES, format_of, is_binary, looks_like_text, without_compression
 from .files import InputFile, identity_of, kind_of, refusal, shown
 from .tally import counted, listed
 
@@ -35,14 +35,14 @@ def find_files(
     texts: bool = True,
     key: str = "dataset.path",
     encoding: str = "utf-8",
-    unpacked_limit: int | None = None,
+    decompressed_limit: int | None = None,
 ) -> tuple[list[InputFile], list[str]]:
     """The files that a `path` setting stands for, in an order that no operating system or locale decides.
 
     Each entry is a file, a folder, or a pattern (`**` is recursive, into linked folders too). Entries keep their
     order; the files of a folder or pattern are sorted by their POSIX path. A folder is searched for names that end
-    in one of `suffixes`: letters in any case, packed or not, hidden ones left out. A file with several names (links,
-    the same file by two entries) is read once; links that lead back are cut.
+    in one of `suffixes`: in any case, compressed or not, hidden ones left out. A file with several names (links, the
+    same file by two entries) is read once; links that lead back are cut.
 
     Args:
         chosen: suffixes that the user named, instead of `suffixes`; then nothing that is left out is a mistake.
@@ -70,7 +70,7 @@ def find_files(
             identity = identity_of(found, path)
             if identity in files:
                 again.append(shown(path))
-            files.setdefault(identity, InputFile(path, shown(path), encoding, unpacked_limit))
+            files.setdefault(identity, InputFile(path, shown(path), encoding, decompressed_limit))
         if search.left_out():
             notes.append(f"{shown(search.entry)}: not read: {search.left_out()}")
     if again:
@@ -183,7 +183,7 @@ class _Search:
     def _fitting(self, paths: Iterator[Path]) -> Iterator[Path]:
         """Those whose name ends in one of the suffixes; the others are counted by their own."""
         for path in paths:
-            bare = without_packing(path.name)
+            bare = without_compression(path.name)
             if bare.endswith(self._suffixes) or path.name.lower().endswith(self._suffixes):
                 yield path
                 continue

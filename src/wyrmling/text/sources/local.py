@@ -1,4 +1,4 @@
-"""Text files on this machine: single files, folders, globs, packed or not."""
+"""Text files on this machine: single files, folders, globs, compressed or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...config.schema.sources import LocalTextSource
 
 SUFFIXES = (".txt", ".md", ".text")
-"""What a folder is searched for, packed or not."""
+"""What a folder is searched for, compressed or not."""
 
 _LF, _CR = 0x0A, 0x0D
 Splitter = Callable[[Iterator[bytes], Tally, str, int], Iterator[Piece]]

@@ -1,4 +1,4 @@
-"""Opening a file for reading: what is packed is unpacked as it comes, and a text arrives as UTF-8.
+"""Opening a file for reading: what is compressed is decompressed as it comes, and a text arrives as UTF-8.
 
 Every text of the program comes through here: sources, validation, `evaluate --text`, prompts from files.
 """
@@ -13,41 +13,41 @@ import zlib
 from typing import Any, BinaryIO, cast
 
 from ...errors import DataError, to_install
-from .content import HEAD_BYTES, count_controls, format_of, is_binary, is_utf8, packing_of, wide_encoding
+from .content import HEAD_BYTES, compression_of, count_controls, format_of, is_binary, is_utf8, wide_encoding
 from .tally import Tally
 
 CHUNK_BYTES = 1 << 18
 RAW = "raw"
-"""The encoding of files whose bytes are taken as they are: nothing is unpacked, decoded or refused."""
+"""The encoding of files whose bytes are taken as they are: nothing is decompressed, decoded or refused."""
 
 _SMALL_ENOUGH = 1 << 28
 _USUAL_RATIO = 200
 _MOST_LAYERS = 3
 _XZ_MEMORY = 1 << 30
-_ZSTD_WINDOW = 31  # the largest there is: public dumps are packed with it
+_ZSTD_WINDOW = 31  # the largest there is: public dumps are compressed with it
 _INVALID = "wyrmling-invalid"
 
 
-def unpacked(
+def decompressed(
     stream: io.BufferedReader, name: str, *, size: int, limit: int | None = None
 ) -> io.BufferedReader:
-    """The bytes of a stream, unpacked while they look packed (as `.gz` in `.gz`), in bounded memory.
+    """The bytes of a stream, decompressed while they look compressed (as `.gz` in `.gz`), in bounded memory.
 
     Args:
-        size: bytes of the packed file.
-        limit: the most bytes that it may unpack to; None: 256 MiB, or 200 times its size where that is more.
+        size: bytes of the compressed file.
+        limit: the most bytes that it may decompress to; None: 256 MiB, or 200 times its size where that is more.
 
     Raises:
         DataError: the reader of zstd is not installed; while reading: damaged, cut short, beyond the limit.
     """
     for _ in range(_MOST_LAYERS):
-        packing = packing_of(stream.peek(HEAD_BYTES))
-        if packing is None:
+        compression = compression_of(stream.peek(HEAD_BYTES))
+        if compression is None:
             return stream
-        layer = _Unpacking(stream, packing, name, size, limit)
+        layer = _Decompressed(stream, compression, name, size, limit)
         stream = io.BufferedReader(layer, CHUNK_BYTES)
-    if packing_of(stream.peek(HEAD_BYTES)) is not None:
-        raise DataError(f"{name}: is packed more than {_MOST_LAYERS} times over; unpack it")
+    if compression_of(stream.peek(HEAD_BYTES)) is not None:
+        raise DataError(f"{name}: is compressed more than {_MOST_LAYERS} times over; unpack it")
     return stream
 
 
@@ -111,7 +111,7 @@ def text_of(data: bytes, name: str, encoding: str = "utf-8") -> bytes:
     """
     stream = io.BufferedReader(cast(Any, io.BytesIO(data)), CHUNK_BYTES)
     if encoding != RAW:
-        stream = unpacked(stream, name, size=len(data))
+        stream = decompressed(stream, name, size=len(data))
     return as_text(stream, name, encoding, Tally())[0].read()
 
 
@@ -137,9 +137,9 @@ class _Gunzip:
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, most)
 
 
-def _decompressor(packing: str, name: str) -> Any:
-    """A fresh decompressor for one member (stream, frame) of a packed file."""
-    match packing:
+def _decompressor(compression: str, name: str) -> Any:
+    """A fresh decompressor for one member (stream, frame) of a compressed file."""
+    match compression:
         case "gzip":
             return _Gunzip()
         case "bzip2":
@@ -153,22 +153,24 @@ def _decompressor(packing: str, name: str) -> Any:
             from backports import zstd
         except ImportError:
             raise DataError(
-                f"{name}: is packed with zstd, which this Python reads with one more package; "
+                f"{name}: is compressed with zstd, which this Python reads with one more package; "
                 f"{to_install('backports.zstd')}, or unpack the file"
             ) from None
     return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW})
 
 
-class _Unpacking(io.RawIOBase):
-    """The bytes that a packed stream holds: all its members, one after the other, to the last byte."""
+class _Decompressed(io.RawIOBase):
+    """The bytes that a compressed stream holds: all its members, one after the other, to the last byte."""
 
-    def __init__(self, packed: BinaryIO, packing: str, name: str, size: int, limit: int | None) -> None:
-        self._packed, self._packing, self._name = packed, packing, name
+    def __init__(
+        self, compressed: BinaryIO, compression: str, name: str, size: int, limit: int | None
+    ) -> None:
+        self._compressed, self._compression, self._name = compressed, compression, name
         self._limit = limit or max(_SMALL_ENOUGH, _USUAL_RATIO * size)
         self._limited = limit is not None
         self._given = 0
         self._waiting = b""
-        self._member = _decompressor(packing, name)
+        self._member = _decompressor(compression, name)
 
     def readable(self) -> bool:
         return True
@@ -186,8 +188,8 @@ class _Unpacking(io.RawIOBase):
         if self._given > self._limit:
             reason = "" if self._limited else f", {_USUAL_RATIO} times its size"
             raise DataError(
-                f"{self._name}: unpacks to more than {self._limit >> 20} MiB{reason}; if it is meant to, "
-                "set dataset.max_unpacked_mb"
+                f"{self._name}: decompresses to more than {self._limit >> 20} MiB{reason}; if it is meant to, "
+                "set dataset.max_decompressed_mb"
             )
         return filled
 
@@ -198,7 +200,7 @@ class _Unpacking(io.RawIOBase):
                 return b""
             data = b""
             if self._member.needs_input:
-                data, self._waiting = self._waiting or self._packed.read(CHUNK_BYTES), b""
+                data, self._waiting = self._waiting or self._compressed.read(CHUNK_BYTES), b""
                 if not data:
                     raise self._damaged("it ends too early")
             try:
@@ -214,16 +216,16 @@ class _Unpacking(io.RawIOBase):
         """Begin the member that follows; zeros between and after members are padding."""
         following = self._member.unused_data
         while not following.lstrip(b"\0"):
-            following = self._packed.read(CHUNK_BYTES)
+            following = self._compressed.read(CHUNK_BYTES)
             if not following:
                 return False
         self._waiting = following.lstrip(b"\0")
-        self._member = _decompressor(self._packing, self._name)
+        self._member = _decompressor(self._compression, self._name)
         return True
 
     def _damaged(self, reason: str) -> DataError:
         return DataError(
-            f"{self._name}: damaged or cut short {self._packing} data ({reason}); copy or pack it again"
+            f"{self._name}: damaged or cut short {self._compression} data ({reason}); copy or compress it again"
         )
 
 

@@ -34,7 +34,7 @@ def parquet_rows(fields: Sequence[str]) -> Reader:
     def read(file: InputFile, tally: Tally) -> Records:
         if file.compressed:
             raise DataError(
-                f"{file.name}: is packed, and parquet is not read from its start on; unpack it first"
+                f"{file.name}: is compressed, and parquet is not read from its start on; unpack it first"
             )
         with file.open() as stream:
             try:

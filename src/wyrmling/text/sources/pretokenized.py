@@ -1,4 +1,4 @@
-"""Files of token ids, read as streams: whatever `token_formats` knows, packed or not."""
+"""Files of token ids, read as streams: whatever `token_formats` knows, compressed or not."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SUFFIXES = {
     "csv": (".csv", ".tsv", ".tab"),
     "parquet": (".parquet",),
 }
-"""What a folder is searched for, packed or not."""
+"""What a folder is searched for, compressed or not."""
 
 
 class RecordFiles(Source):
