@@ -20,7 +20,7 @@ from wyrmling.config.launching import to_go_on
 from wyrmling.config.schema.training import EarlyStopping
 from wyrmling.errors import CheckpointError, DivergedError, StorageError
 from wyrmling.training.stopping import BestSoFar, stop_on_signals
-from wyrmling.watch.events import Callback, Control, Message, StepReport
+from wyrmling.watch.events import Callback, CheckpointReport, Control, Message, SampleReport, StepReport
 from wyrmling.watch.jsonl import read_events
 
 Make = Callable[..., Config]
@@ -320,3 +320,21 @@ def test_a_handler_that_python_did_not_set_is_left_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("could not be put back"))
     with stop_on_signals(Control()):
         pass
+
+
+def test_a_long_sample_ends_where_the_run_is_asked_to(tiny_config: Make) -> None:
+    """Asked for once the last step is saved: the sample after it would take years."""
+
+    class AskAfterTheLastStep(Callback):
+        samples = 0
+
+        def on_checkpoint(self, report: CheckpointReport) -> None:
+            if report.step == 12:
+                report.control.stop("enough")
+
+        def on_sample(self, report: SampleReport) -> None:
+            self.samples += 1
+
+    watch = AskAfterTheLastStep()
+    result = wyrmling.train(tiny_config("generation.max_tokens=1000000000000"), callbacks=[watch])
+    assert (result.step, result.finished, watch.samples) == (12, True, 0)

@@ -339,13 +339,14 @@ class TrainingLoop:
         begun = time.monotonic()
         with self.profile.stage("logging"):
             try:
-                sample = write_sample(self.session)
+                sample = write_sample(self.session, lambda: self.control.stop_requested)
             except UserError as error:
                 self.reports.on_message(Message("warning", "sample", f"no sample: {error}"))
             else:
-                self.reports.on_sample(
-                    SampleReport(self.progress.step, sample.prompt, sample.text, self.control)
-                )
+                if sample is not None:
+                    self.reports.on_sample(
+                        SampleReport(self.progress.step, sample.prompt, sample.text, self.control)
+                    )
         self._clock_time += time.monotonic() - begun
 
     def _end(self, reason: str, *, diverged: bool = False) -> None:
