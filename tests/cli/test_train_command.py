@@ -125,7 +125,8 @@ def test_two_trainers_cannot_write_one_run(place: Path) -> None:
     with find_run("first", place / "runs").lock():
         done = run(place, "train", "--resume", "first", "--set", "training.max_iters=40")
     assert done.returncode == 2
-    assert "another process" in done.stderr
+    assert "is being written by" in done.stderr
+    assert "start a new run" in done.stderr
     assert "Traceback" not in done.stderr
 
 

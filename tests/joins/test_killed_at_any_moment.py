@@ -65,7 +65,10 @@ def wait_for_step(victim: Victim, process: subprocess.Popen[str]) -> None:
     raise AssertionError("no step within 30 seconds")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))],
+)
 def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, text: Path, number: signal.Signals) -> None:
     """Exit code 128 + the signal's number, a checkpoint of the last step, and an exact continuation."""
     victim, straight = Victim(tmp_path, text, "polite"), Victim(tmp_path, text, "straight")
