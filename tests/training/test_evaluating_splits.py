@@ -23,7 +23,7 @@ from wyrmling.cli.main import app
 from wyrmling.config.schema.model import Model as ModelConfig
 from wyrmling.data.dataset import Dataset
 from wyrmling.data.streams import Documents
-from wyrmling.errors import CheckpointError, DataError
+from wyrmling.errors import CheckpointError, ConfigError, DataError
 from wyrmling.model import Model
 from wyrmling.text.tokenizers import ByteTokenizer, CharTokenizer, PretokenizedTokenizer, Tokenizer
 from wyrmling.training.evaluate import _split
@@ -153,7 +153,7 @@ def test_a_run_on_token_ids_is_evaluated_on_files_of_ids_and_on_texts_of_them(
 
 
 def test_a_file_is_evaluated_as_the_runs_own_texts_are_opened(tiny_config: Make, tmp_path: Path) -> None:
-    """Packed or not is the same text; what the run's encoding does not read is refused by name."""
+    """Compressed or not is the same text; what the run's encoding does not read is refused by name."""
     loaded = wyrmling.load_run(wyrmling.train(tiny_config()).run.path)
     text = "nöt to be, that is the question\n" * 4
     (tmp_path / "plain").write_bytes(text.encode())
@@ -172,6 +172,15 @@ def test_a_file_is_evaluated_as_the_runs_own_texts_are_opened(tiny_config: Make,
     )
     loaded = wyrmling.load_run(wide.run.path)
     assert wyrmling.evaluate(loaded, text=tmp_path / "wide").targets == plain.targets
+    with pytest.raises(DataError, match="--encoding"):
+        wyrmling.evaluate(loaded, text=tmp_path / "plain")
+    words = ["evaluate", str(loaded.run.path), "--text", str(tmp_path / "plain"), "--json", "--encoding"]
+    told = CliRunner().invoke(app, [*words, "utf-8"])
+    assert json.loads(told.stdout)["tokens"] == plain.targets
+    with pytest.raises(ConfigError, match="--encoding: 'rot13'"):
+        wyrmling.evaluate(loaded, text=tmp_path / "plain", encoding="rot13")
+    words = ["generate", str(loaded.run.path), "--prompt-file", str(tmp_path / "plain"), "--max-tokens", "2"]
+    assert CliRunner().invoke(app, [*words, "--encoding", "utf-8"]).exit_code == 0
 
 
 def test_the_validation_split_is_the_runs_own(tiny_config: Make) -> None:

@@ -21,6 +21,9 @@ def evaluate(
     text: Annotated[
         Path | None, typer.Option(help="A file to evaluate on, instead of the run's own data.")
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="What --text is written in; default: what the run's texts are.")
+    ] = None,
     split: Annotated[
         Literal["validation", "train"], typer.Option(help="Which split of the run's data.")
     ] = "validation",
@@ -61,11 +64,12 @@ def evaluate(
 
     loaded = load_run(run, checkpoint=step)
     if probe_state:
-        _probe(loaded, text, split, rows, probe_length, json)
+        _probe(loaded, text, encoding, split, rows, probe_length, json)
         return
     found = run_evaluation(
         loaded,
         text=text,
+        encoding=encoding,
         split=split,
         carry_state=state == "carry",
         rows=rows,
@@ -112,6 +116,7 @@ def _note(line: str) -> None:
 def _probe(
     loaded: LoadedRun,
     text: Path | None,
+    encoding: str | None,
     split: Literal["validation", "train"],
     rows: int | None,
     length: int | None,
@@ -124,7 +129,7 @@ def _probe(
     from ..training import probe
     from ..watch.probe import write_probe
 
-    found = probe(loaded, text=text, split=split, rows=rows, period=length, note=_note)
+    found = probe(loaded, text=text, encoding=encoding, split=split, rows=rows, period=length, note=_note)
     record = {
         "run": loaded.run.name,
         "step": loaded.step,

@@ -30,6 +30,9 @@ def generate(
         str | None,
         typer.Option(help="A file with the text to go on from, read as it is; - is standard input."),
     ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="What --prompt-file is written in; default: what the run's texts are.")
+    ] = None,
     max_tokens: Annotated[str | None, typer.Option(help="Most tokens to draw, or `unlimited`.")] = None,
     max_chars: Annotated[int | None, typer.Option(help="Most characters to write.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest token every time.")] = None,
@@ -80,13 +83,14 @@ def generate(
         )
     if state_out is not None and not state_out.parent.is_dir():
         raise ConfigError(f"--state-out {state_out}: there is no folder {state_out.parent}")
-    _generate(run, checkpoint_step(checkpoint), texts, overrides, output, state_in, state_out)
+    _generate(run, checkpoint_step(checkpoint), texts, encoding, overrides, output, state_in, state_out)
 
 
 def _generate(
     run: str,
     checkpoint: Checkpoint,
     texts: list[tuple[str, bytes | Path | BinaryIO]],
+    encoding: str | None,
     overrides: dict[str, Any],
     output: str | None,
     state_in: Path | None,
@@ -102,7 +106,7 @@ def _generate(
 
     loaded = load_run(run, checkpoint=checkpoint)
     note(f"weights of step {loaded.step}: {loaded.path}")
-    read = [(origin, _read(origin, text, loaded)) for origin, text in texts]
+    read = [(origin, _read(origin, text, encoding, loaded)) for origin, text in texts]
     settings = GenerationSettings.from_config(loaded.config.generation, overrides)
     if settings.seed is None:
         settings = settings.seeded()
@@ -159,12 +163,14 @@ def _prompts(prompts: list[str] | None, file: str | None) -> list[tuple[str, byt
     return texts
 
 
-def _read(origin: str, text: bytes | Path | BinaryIO, loaded: LoadedRun) -> bytes:
+def _read(origin: str, text: bytes | Path | BinaryIO, encoding: str | None, loaded: LoadedRun) -> bytes:
     """A prompt as UTF-8; one from a file is opened as the texts of the run's dataset are."""
     from ..text.sources import read_prompt
 
     try:
-        return text if isinstance(text, bytes) else read_prompt(loaded.config.dataset, text, origin)
+        if isinstance(text, bytes):
+            return text
+        return read_prompt(loaded.config.dataset, text, origin, encoding)
     except OSError as error:  # of a file it is told already
         raise DataError(f"cannot read {origin}: {error.strerror or error}") from error
 

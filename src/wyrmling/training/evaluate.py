@@ -21,6 +21,7 @@ def evaluate(
     loaded: LoadedRun,
     *,
     text: str | Path | None = None,
+    encoding: str | None = None,
     split: Literal["train", "validation"] = "validation",
     carry_state: bool = True,
     rows: int | None = None,
@@ -35,6 +36,7 @@ def evaluate(
 
     Args:
         text: a file to evaluate on, with documents as in the run's own files of text; None takes a split of its data.
+        encoding: what `text` is written in; None: what the run's texts are.
         carry_state: read on with a living state through the whole text, or document; False starts every block anew.
         rows: shares of the text, or documents, that are read side by side; default 1 for a file, the training batch
             for a split.
@@ -47,7 +49,9 @@ def evaluate(
     """
     training = loaded.config.training
     with loaded.machine.settings():
-        chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
+        chosen = (
+            _file(loaded, Path(text), encoding, note) if text is not None else _split(loaded, split, note)
+        )
         found = evaluate_split(
             loaded.model,
             chosen,
@@ -72,6 +76,7 @@ def probe(
     loaded: LoadedRun,
     *,
     text: str | Path | None = None,
+    encoding: str | None = None,
     split: Literal["train", "validation"] = "validation",
     rows: int | None = None,
     period: int | None = None,
@@ -81,7 +86,7 @@ def probe(
     """What a living state is worth, by distance from the point where it would have been emptied; see `probing`.
 
     Args:
-        text, split, rows, progress, note: as for `evaluate`.
+        text, encoding, split, rows, progress, note: as for `evaluate`.
         period: tokens between two such points, a multiple of 64; default: as long as leaves some 32 segments.
     Raises:
         ConfigError: another period.
@@ -89,7 +94,9 @@ def probe(
     """
     training = loaded.config.training
     with loaded.machine.settings():
-        chosen = _file(loaded, Path(text), note) if text is not None else _split(loaded, split, note)
+        chosen = (
+            _file(loaded, Path(text), encoding, note) if text is not None else _split(loaded, split, note)
+        )
         return probe_state(
             loaded.model,
             chosen,
@@ -120,10 +127,10 @@ def _split(loaded: LoadedRun, name: str, note: Callable[[str], None]) -> Split:
     return split
 
 
-def _file(loaded: LoadedRun, path: Path, note: Callable[[str], None]) -> Split:
+def _file(loaded: LoadedRun, path: Path, encoding: str | None, note: Callable[[str], None]) -> Split:
     if not path.exists():
         raise DataError(f"there is no file {path} to evaluate on; check --text")
-    source = open_one_text(loaded.config.dataset, path)
+    source = open_one_text(loaded.config.dataset, path, encoding)
     store = store_in_memory(source.pieces(), loaded.tokenizer)
     for line in (*source.notes, *store.notes):
         note(line)

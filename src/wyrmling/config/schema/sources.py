@@ -40,8 +40,12 @@ _NO_FILES = (
 )
 
 
-def _encoding(name: str) -> str:
-    """An encoding of text that Python decodes as a stream, or "raw"."""
+def checked_encoding(name: str) -> str:
+    """An encoding of text that Python decodes as a stream, or "raw".
+
+    Raises:
+        ValueError: it is none; the rest of a sentence that begins with its name.
+    """
     if name == "raw":
         return name
     try:
@@ -55,7 +59,7 @@ def _encoding(name: str) -> str:
 
 
 _EXAMPLES = "known are, for instance: utf-8, utf-16, latin-1, cp1252, gb18030, raw"
-Encoding = Annotated[str, AfterValidator(_encoding)]
+Encoding = Annotated[str, AfterValidator(checked_encoding)]
 
 
 class PathSource(Variant):

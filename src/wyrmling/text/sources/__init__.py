@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ...config.schema.sources import checked_encoding
 from ...errors import ConfigError
 from .base import PIECE_TOKENS, Piece, Source
 from .cutting import PIECE_BYTES
@@ -76,32 +77,50 @@ def open_validation_source(config: Any, *, cache_dir: Path, separator: bytes = b
     return source
 
 
-def open_one_text(config: Any, path: Path) -> Source:
+def open_one_text(config: Any, path: Path, encoding: str | None = None) -> Source:
     """The source of one file that is named on its own: opened as the files of the dataset table are, and cut into
     documents as they are where they are text files, else one document. Where tokens come ready-made, it may hold
     token ids, or a text of them.
 
+    Args:
+        encoding: of this file; None: as the table says.
+
     Raises:
+        ConfigError: an encoding that is none.
         DataError: there is no such file, or it is none.
     """
-    file = InputFile(path, shown(path), **reading_options(config))
+    file = InputFile(path, shown(path), **_options(config, encoding))
     if config.tokenizer.type == "pretokenized" and not file.is_text():
         return TokenFiles([file], layout_of(config) if config.type == "pretokenized" else None)
     options = {"documents": config.documents} if config.type == "local_text" else {}
     return TextFiles("local_text", [file], replace_invalid=_replaces(config, config.tokenizer), **options)
 
 
-def read_prompt(config: Any, source: Path | BinaryIO, name: str) -> bytes:
+def read_prompt(config: Any, source: Path | BinaryIO, name: str, encoding: str | None = None) -> bytes:
     """The UTF-8 of a prompt, from a file or a stream (standard input), opened as a dataset's files are.
 
+    Args:
+        encoding: as for `open_one_text`.
+
     Raises:
-        DataError, StorageError: as for any file of text.
+        ConfigError, DataError, StorageError: as for any file of text.
     """
-    options = reading_options(config)
+    options = _options(config, encoding)
     if isinstance(source, Path):
         with InputFile(source, shown(name), **options).open_text(Tally()) as (stream, _):
             return stream.read()
     return text_of(source.read(), name, options["encoding"])
+
+
+def _options(config: Any, encoding: str | None) -> dict[str, Any]:
+    """How one file is read: as the table's files are, but for an encoding of its own."""
+    options = reading_options(config)
+    if encoding is not None:
+        try:
+            options["encoding"] = checked_encoding(encoding)
+        except ValueError as error:
+            raise ConfigError(f"--encoding: {encoding!r} {error}") from None
+    return options
 
 
 def _replaces(config: Any, tokenizer: Any) -> bool:

@@ -94,12 +94,13 @@ def _check_width(head: bytes, name: str, wanted: str) -> None:
     if wide is not None and wide not in (wanted, f"{wanted}-le") and not (marked and wide[:6] == wanted):
         advice = wide[:6] if marked else wide
         raise DataError(
-            f'{name}: is written in {advice.upper()}, not in {wanted}; set dataset.encoding = "{advice}", '
-            "or save it as UTF-8"
+            f'{name}: is written in {advice.upper()}, not in {wanted}; set dataset.encoding = "{advice}" '
+            "(--encoding, for a text or prompt of its own), or save it as UTF-8"
         )
     if wide is None and expects_wide and is_utf8(head):
         raise DataError(
-            f"{name}: is not written in {wanted} but, it seems, in UTF-8; correct dataset.encoding"
+            f"{name}: is not written in {wanted} but, it seems, in UTF-8; correct dataset.encoding "
+            "(--encoding, for a text or prompt of its own)"
         )
 
 
@@ -263,8 +264,8 @@ class _Decoding(io.RawIOBase):
                 kept = len(error.object) - len(chunk)  # of a character that began in the chunk before
                 raise DataError(
                     f"{self._name}: byte 0x{error.object[error.start]:02x} at offset {self._read - kept + error.start} "
-                    f"is not {self._encoding} ({error.reason}); correct dataset.encoding, or set "
-                    'dataset.invalid_utf8 = "replace"'
+                    f"is not {self._encoding} ({error.reason}); correct dataset.encoding (--encoding, for a text or "
+                    'prompt of its own), or set dataset.invalid_utf8 = "replace"'
                 ) from error
             self._read += len(chunk)
             self._decoded = memoryview(text.encode("utf-8", "surrogateescape"))
