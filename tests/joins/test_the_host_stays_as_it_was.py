@@ -257,6 +257,20 @@ def test_results_do_not_depend_on_who_calls(plain: tuple[Config, dict[str, Any]]
     assert changed(before, host()) == []
 
 
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_products_stay_exact_until_the_last_of_two_calls_has_ended(precision: str) -> None:
+    torch.set_float32_matmul_precision(precision)
+    try:
+        later = contextlib.ExitStack()
+        with own_settings():
+            later.enter_context(own_settings())
+        with later:
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def _forked(config: Config, answers: Any) -> None:
     answers.put(everything(config))
 

@@ -38,10 +38,38 @@ def _of(holder: Any, name: str) -> _Setting:
     return (lambda: getattr(holder, name)), (lambda value: setattr(holder, name, value))
 
 
+def _product_backends() -> list[Any]:
+    return [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
+
+
+def _products() -> Any:
+    """How float32 numbers are multiplied.
+
+    PyTorch has two ways to say so, and refuses to read one where the other was used: the older one where it can be
+    read (a name), else the one of each backend (a tuple).
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple(backend.fp32_precision for backend in _product_backends())
+
+
+def _set_products(value: Any) -> None:
+    now = _products()
+    if isinstance(value, str) and isinstance(now, str):
+        torch.set_float32_matmul_precision(value)
+        return
+    if isinstance(value, str):  # exact products, asked for where each backend has its own word
+        value = tuple(each if each in ("none", "ieee") else "ieee" for each in now)
+    for backend, precision in zip(_product_backends(), value, strict=True):
+        backend.fp32_precision = precision
+
+
 # name -> (read, write), of the whole process
 _SETTINGS: dict[str, _Setting] = {
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "denormals": (_flushes_denormals, torch.set_flush_denormal),
+    "products": (_products, _set_products),
     "oneDNN": _of(torch.backends.mkldnn, "enabled"),
     "deterministic": (
         _deterministic,
@@ -51,7 +79,7 @@ _SETTINGS: dict[str, _Setting] = {
     "cudnn": _of(torch.backends.cudnn, "enabled"),
     "cudnn.benchmark": _of(torch.backends.cudnn, "benchmark"),
 }
-_ALWAYS = {"dtype": torch.float32, "denormals": False, "oneDNN": True}
+_ALWAYS = {"dtype": torch.float32, "denormals": False, "products": "highest", "oneDNN": True}
 
 # Calls may overlap in several threads, and end in any order: the newest one in progress rules, and the host's own
 # values come back when the last has ended.
@@ -82,7 +110,6 @@ def own_settings(
             wanted |= {"cudnn": True, "cudnn.benchmark": not deterministic}
     with contextlib.ExitStack() as held:
         held.enter_context(_held(wanted))
-        held.enter_context(_exact_products())
         if threads is not None and threads != torch.get_num_threads():
             held.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
@@ -127,38 +154,6 @@ def _apply() -> None:
         read, write = _SETTINGS[name]
         if read() != value:
             write(value)
-
-
-@contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
-    """Products of float32 numbers in float32.
-
-    PyTorch has two ways to say so, and refuses to read one where the other was used: the older one where it can be
-    read, else the one of each backend.
-    """
-    try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        before = None
-    if before is not None:
-        if before != "highest":
-            torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            if before != "highest":
-                torch.set_float32_matmul_precision(before)
-        return
-    backends: list[Any] = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
-    kept = [(backend, backend.fp32_precision) for backend in backends]
-    try:
-        for backend, precision in kept:
-            if precision not in ("none", "ieee"):
-                backend.fp32_precision = "ieee"
-        yield
-    finally:
-        for backend, precision in kept:
-            backend.fp32_precision = precision
 
 
 def _release_threads() -> None:
