@@ -12,6 +12,7 @@ from wyrmling import Callback, Config
 from wyrmling.checkpoint import checkpoint_path, list_checkpoints, read_pointer
 from wyrmling.config import with_overrides
 from wyrmling.errors import CheckpointError
+from wyrmling.files import sealed, write_json_atomically
 from wyrmling.watch.events import CheckpointReport, Message, StepReport
 from wyrmling.watch.jsonl import read_events
 
@@ -250,3 +251,32 @@ def test_weights_can_start_a_new_run(tiny_config: Make) -> None:
     assert new.step == 5
     record = json.loads((new.run.path / "pre_step_validation.json").read_text())
     assert record["mean_loss"] == pytest.approx(old.validation_loss, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "differs"),
+    [
+        (("model.sequence_kernel=rwkv8",), True),
+        (("model.sequence_kernel=mamba3",), True),
+        (("model.rotary_embedding=alibi",), True),
+        (("model.sequence_kernel=mamba2",), False),
+        ((), False),
+    ],
+)
+@pytest.mark.parametrize("made_with", [{}, {"torch": "2.0.0"}])
+def test_what_was_computed_otherwise_goes_on_only_where_that_is_allowed(
+    tiny_config: Make, settings: tuple[str, ...], differs: bool, made_with: dict[str, str]
+) -> None:
+    """A run of a version whose arithmetic had other last bits in this memory, or of another torch."""
+    config = tiny_config("training.max_iters=4", *settings)
+    run = wyrmling.train(config, callbacks=[StopAt(2)]).run
+    record = run.record()
+    versions = {name: text for name, text in record["versions"].items() if name != "arithmetic"}
+    write_json_atomically(run.config_json, sealed({**record, "versions": versions | made_with}))
+    if differs or made_with:
+        with pytest.raises(CheckpointError, match=r"last bits; pass --allow-inexact"):
+            wyrmling.train(resume(config, run.path))
+    watch = StopAt()
+    assert wyrmling.train(resume(config, run.path), callbacks=[watch], allow_inexact=True).step == 4
+    assert any("last bits" in text for text in watch.messages) == (differs or bool(made_with))
+    assert wyrmling.train(resume(config, run.path)).step == 4, "what it goes on with is recorded"

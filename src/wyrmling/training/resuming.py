@@ -18,7 +18,7 @@ from ..watch.events import Broadcaster, Callback, Message
 from .geometry import RWKV8_CHOICE
 from .loading import own_tokenizer
 from .progress import Progress
-from .versions import versions
+from .versions import arithmetic_differs, versions
 
 
 class Told(Broadcaster):
@@ -71,11 +71,14 @@ def stored_choices(
             f"{record['data']['fingerprint'][:12]}; {remedy}, or start a new run"
             f"{where_paths_begin(config.dataset)}"
         )
-    old, new = record["versions"]["torch"], versions()["torch"]
-    if old != new:
-        text = (
-            f"{run.name} was trained with torch {old}, this is {new}: its numbers may differ in the last bits"
-        )
+    made, here = record["versions"], versions()
+    text = None
+    if made["torch"] != here["torch"]:
+        text = f"{run.name} was trained with torch {made['torch']}, this is {here['torch']}"
+    elif arithmetic_differs(made.get("arithmetic", "1"), config.effective_model):
+        text = f"{run.name} was trained before decays and angles were computed as exactly as now"
+    if text is not None:
+        text += ": its numbers may differ in the last bits"
         if not allow_inexact:
             raise CheckpointError(f"{text}; pass --allow-inexact to go on all the same")
         tell(Message("warning", "inexact", text))
