@@ -50,7 +50,7 @@ _REASONS = {
 }
 _NOT_A_FOLDER = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM)
-_TEMPORARY_NAME = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(.+)-\d+-\d+")
+TEMPORARY_NAME = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(.+)-\d+-\d+")
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         if error.errno is None:
             raise
         named = error.filename if isinstance(error.filename, str) else str(path)
-        place = _TEMPORARY_NAME.sub(
+        place = TEMPORARY_NAME.sub(
             r"\1", named
         )  # what is being written is known by the name that it will have
         raise StorageError(f"cannot write {place}: {refusal(error)}") from error
@@ -197,6 +197,8 @@ def write_atomically(path: Path, content: bytes | str) -> None:
         temporary = temporary_sibling(path)
         try:
             with open(temporary, "wb") as file:
+                if path.exists() and os.name != "nt":  # what was private stays so
+                    os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

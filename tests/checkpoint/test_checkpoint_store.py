@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from wyrmling.checkpoint import (
     save_checkpoint,
     write_pointer,
 )
-from wyrmling.checkpoint.layout import aside_path, step_name
+from wyrmling.checkpoint.layout import aside_path, clean, step_name
 from wyrmling.errors import CheckpointError, WyrmlingError
 
 DTYPES = [
@@ -425,3 +426,13 @@ def test_the_best_checkpoint_is_what_the_newest_says_whatever_the_pointer_says(t
         locate_checkpoint(tmp_path, "best")
     save_checkpoint(tmp_path, 12, {"model": {}}, {"step": 12})
     assert locate_checkpoint(tmp_path, "best").name == "step-000000012"
+
+
+def test_a_checkpoint_that_is_half_removed_gives_way_to_the_whole_one_aside(tmp_path: Path) -> None:
+    """Where folders cannot be renamed, one that is replaced stands aside as a copy before it is removed in place."""
+    save_steps(tmp_path, 5)
+    shutil.copytree(tmp_path / step_name(5), aside_path(tmp_path, 5))
+    (tmp_path / step_name(5) / "model.safetensors").unlink()
+    clean(tmp_path)
+    assert_is_step(newest_good(tmp_path), 5)
+    assert not aside_path(tmp_path, 5).exists()

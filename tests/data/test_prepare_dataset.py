@@ -18,6 +18,7 @@ from tokenizers import models
 
 from wyrmling.config import Config
 from wyrmling.config.load import config_from_dict
+from wyrmling.data import dataset as module
 from wyrmling.data import known_files
 from wyrmling.data.batches import BatchLoader, gather
 from wyrmling.data.dataset import Dataset, prepare_dataset
@@ -599,3 +600,25 @@ def test_the_default_dataset_can_be_prepared(tmp_path: Path) -> None:
     assert dataset.tokenizer.kind == "byte"
     assert dataset.validation is not None
     assert len(dataset.train) > 8 * len(dataset.validation)
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_vocabulary_is_never_filed_under_another_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The text is exchanged between its hash and the reading, and put back: what is learned then is its own."""
+    tokenizer = {"type": kind} if kind == "char" else {"type": kind, "vocab_size": 258}
+    path = write(tmp_path, "abcabc" * 200)
+    build = module.build_tokenizer
+
+    def late(*arguments: Any) -> Any:
+        write(tmp_path, "xyzxyz" * 200)
+        return build(*arguments)
+
+    monkeypatch.setattr(module, "build_tokenizer", late)
+    with pytest.raises(DataError, match="changed while it was read"):
+        prepare_dataset(configured(tmp_path, tokenizer=tokenizer))
+    monkeypatch.setattr(module, "build_tokenizer", build)
+    path.write_bytes(b"abcabc" * 200)
+    dataset = prepare_dataset(configured(tmp_path, tokenizer=tokenizer))
+    assert text_of(dataset.train, dataset).startswith("abcabc")

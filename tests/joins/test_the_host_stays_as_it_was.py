@@ -29,6 +29,7 @@ from wyrmling import Config
 from wyrmling.config import with_overrides
 from wyrmling.errors import ConfigError, DataError
 from wyrmling.generation import GenerationSettings, TextGeneration, encode_prompt
+from wyrmling.numerics import settings
 from wyrmling.numerics.settings import own_settings
 from wyrmling.training import machine as machine_module
 from wyrmling.training import probe
@@ -289,3 +290,25 @@ def test_results_do_not_depend_on_a_fork(plain: tuple[Config, dict[str, Any]]) -
     finally:
         child.kill()
         child.join()
+
+
+def test_an_interrupt_between_two_settings_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call is entered once per generated token: Ctrl-C may come in the middle of it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        apply, times = settings._apply, []
+
+        def interrupted() -> None:
+            apply()
+            times.append(1)
+            if len(times) == 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(settings, "_apply", interrupted)
+        with pytest.raises(KeyboardInterrupt), settings.own_settings():
+            raise AssertionError("not entered")
+        assert torch.get_default_dtype() == torch.float64
+        assert not settings._calls
+    finally:
+        torch.set_default_dtype(before)

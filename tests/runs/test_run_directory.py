@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from wyrmling.runs import (
     run_names,
     run_root,
 )
+from wyrmling.runs import directory as module
 
 
 def config(**run_layout: object) -> Config:
@@ -354,3 +356,23 @@ def test_a_run_is_filled_before_it_has_its_name(tmp_path: Path) -> None:
     assert seen == [("mine", False), ("mine", False)]
     with pytest.raises(ConfigError, match="exists already"):
         create_run(config(name="mine"), fill)
+
+
+def test_only_what_a_killed_process_of_ours_left_is_swept(root: Path) -> None:
+    """The parent of a run may be anybody's folder, and a run may take hours to be filled."""
+    old = time.time() - 7200
+    kept = {
+        "of another program": root / ".tmp-precious" / "file",
+        "named alike": root / ".tmp-work-12-34" / "thesis.tex",
+        "written to": root / ".tmp-b-1-3" / "checkpoint" / "fresh",
+    }
+    for place in (*kept.values(), root / ".tmp-a-1-2" / "config.json"):
+        place.parent.mkdir(parents=True)
+        place.write_text("x")
+        for folder in (place, *place.parents):
+            if folder.is_relative_to(root):
+                os.utime(folder, (old, old))
+    os.utime(kept["written to"])
+    module._sweep(root)
+    assert all(place.exists() for place in kept.values())
+    assert not (root / ".tmp-a-1-2").exists()

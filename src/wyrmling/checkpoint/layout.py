@@ -13,6 +13,7 @@ This module needs no torch, so that listing runs stays quick.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,7 @@ from ..files import (
     temporary_sibling,
     write_name,
 )
+from .manifest import MANIFEST
 
 ASIDE_PREFIX = ".old-"
 SUPERSEDED = "superseded"
@@ -77,14 +79,28 @@ def list_checkpoints(root: Path) -> list[int]:
 
 
 def recover(root: Path) -> None:
-    """Finish what a writer killed while replacing a checkpoint had begun. Only for the one who writes."""
+    """Finish what a writer killed while replacing a checkpoint had begun. Only for the one who writes.
+
+    Where folders cannot be renamed, the old checkpoint is removed file by file once it stands aside, and may be there
+    in part: then the one aside is the whole one.
+    """
     for aside in root.glob(f"{ASIDE_PREFIX}step-*"):
         path = root / aside.name.removeprefix(ASIDE_PREFIX)
-        if path.exists():
+        if _is_whole(path):
             discard(aside)
         else:
             with storage_errors(path):
+                shutil.rmtree(path, ignore_errors=True)
                 move_folder(aside, path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether every file that a checkpoint's manifest names is there, in its size."""
+    try:
+        files = json.loads((path / MANIFEST).read_bytes())["files"]
+        return all((path / name).stat().st_size == record["bytes"] for name, record in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def discard(path: Path) -> None:

@@ -94,7 +94,7 @@ def save_checkpoint(
         ValueError: a part name, a tensor or a progress entry that cannot be saved.
     """
     final = root / layout.step_name(step)
-    progress_text = json.dumps(dict(progress), indent=1, ensure_ascii=False) + "\n"
+    progress_text = json.dumps(dict(progress), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     temporary = temporary_sibling(final)
     try:
         make_folder(root)

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,14 @@ from .store import TokenStore, open_store, set_aside
 
 _BUFFER = 1 << 20
 _PATIENCE_SECONDS = 2.0
+
+
+def refuse_changed(source: Source, signature: Any, identify: Callable[[Source], Any]) -> None:
+    """Raises DataError where the files of a source are others than when `identify` gave `signature`."""
+    if identify(source) != signature:
+        raise DataError(
+            f"{source_names(source)}: changed while it was read; run again when nothing writes to it"
+        )
 
 
 def build_store(
@@ -75,10 +83,7 @@ def build_store(
             set_aside(path)
 
         def check() -> None:
-            if identify(source) != signature:
-                raise DataError(
-                    f"{source_names(source)}: changed while it was read; run again when nothing writes to it"
-                )
+            refuse_changed(source, signature, identify)
 
         _write_store(path, source, tokenizer, signature, check, progress)
     store = open_store(path)

@@ -24,7 +24,7 @@ from ..text.sources import Piece, Source, open_source, open_validation_source, s
 from ..text.sources.base import Tally, separated
 from ..text.sources.tally import listed
 from ..text.tokenizers import Tokenizer, build_tokenizer
-from .building import build_store, locked, source_names, store_in_memory
+from .building import build_store, locked, refuse_changed, source_names, store_in_memory
 from .encoding import Progress, Tell, checked_ids
 from .format import VERSION
 from .known_files import KnownFiles, digest_of
@@ -259,7 +259,8 @@ def _learned_tokenizer(
             where=source_names(source),
         )
     part = [settings.split, settings.train_split_ratio] if divided else "whole"
-    key = digest_of([known.signature(source), table.model_dump(mode="json"), part])
+    signature = known.signature(source)
+    key = digest_of([signature, table.model_dump(mode="json"), part])
     path = cache / "tokenizers" / f"{key[:32]}.json"
     with locked(path, tell):
         try:
@@ -271,6 +272,7 @@ def _learned_tokenizer(
         if path.exists() and not path.is_file():
             set_aside(path)
         tokenizer = build_tokenizer(table, pieces)
+        refuse_changed(source, signature, known.signature)
         write_json_atomically(path, sealed({**tokenizer.to_json(), "learned_from": key}))
     return tokenizer
 

@@ -68,7 +68,6 @@ def _set_products(value: Any) -> None:
 # name -> (read, write), of the whole process
 _SETTINGS: dict[str, _Setting] = {
     "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-    "denormals": (_flushes_denormals, torch.set_flush_denormal),
     "products": (_products, _set_products),
     "oneDNN": _of(torch.backends.mkldnn, "enabled"),
     "deterministic": (
@@ -79,7 +78,7 @@ _SETTINGS: dict[str, _Setting] = {
     "cudnn": _of(torch.backends.cudnn, "enabled"),
     "cudnn.benchmark": _of(torch.backends.cudnn, "benchmark"),
 }
-_ALWAYS = {"dtype": torch.float32, "denormals": False, "products": "highest", "oneDNN": True}
+_ALWAYS = {"dtype": torch.float32, "products": "highest", "oneDNN": True}
 
 # Calls may overlap in several threads, and end in any order: the newest one in progress rules, and the host's own
 # values come back when the last has ended.
@@ -110,6 +109,9 @@ def own_settings(
             wanted |= {"cudnn": True, "cudnn.benchmark": not deterministic}
     with contextlib.ExitStack() as held:
         held.enter_context(_held(wanted))
+        if _flushes_denormals():  # of this thread alone
+            held.callback(torch.set_flush_denormal, True)
+            torch.set_flush_denormal(False)
         if threads is not None and threads != torch.get_num_threads():
             held.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
@@ -132,16 +134,16 @@ def own_settings(
 
 @contextlib.contextmanager
 def _held(wanted: dict[str, Any]) -> Iterator[None]:
-    with _lock:
-        for name in wanted:
-            _host.setdefault(name, _SETTINGS[name][0]())
-        _calls.append(wanted)
-        _apply()
-    try:
+    try:  # from the first change on: an interrupt may come between two
+        with _lock:
+            for name in wanted:
+                _host.setdefault(name, _SETTINGS[name][0]())
+            _calls.append(wanted)
+            _apply()
         yield
     finally:
         with _lock:
-            del _calls[next(place for place, call in enumerate(_calls) if call is wanted)]
+            _calls[:] = [call for call in _calls if call is not wanted]
             _apply()
             if not _calls:
                 _host.clear()
@@ -169,5 +171,14 @@ def _release_threads() -> None:
             ctypes.CDLL(path).omp_pause_resource_all(_PAUSE_SOFT)
 
 
+def _forget_calls() -> None:
+    """In a child: the calls of other threads end in the parent alone, and what they set is put back here."""
+    global _lock
+    _lock = threading.RLock()
+    _calls.clear()
+    _apply()
+    _host.clear()
+
+
 if sys.platform.startswith("linux"):
-    os.register_at_fork(before=_release_threads)
+    os.register_at_fork(before=_release_threads, after_in_child=_forget_calls)

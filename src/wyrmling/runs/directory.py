@@ -35,6 +35,7 @@ from ..config.paths import run_folder, run_root
 from ..errors import CheckpointError, ConfigError, StorageError, WyrmlingError
 from ..files import (
     SEAL,
+    TEMPORARY_NAME,
     TEMPORARY_PREFIX,
     hold_lock,
     make_folder,
@@ -325,8 +326,23 @@ def _fill_and_claim(path: Path, name: str, fill: Fill | None) -> None:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what processes that were killed while they made a run left here, when it is surely theirs no more."""
+    """Remove what processes that were killed while they made a run left here, when it is surely theirs no more.
+
+    The folder may be anybody's: only what looks like a run that was begun is taken, an hour after its last write.
+    """
     for entry in root.glob(f"{TEMPORARY_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if entry.is_dir() and time.time() - entry.stat().st_mtime > _ABANDONED_SECONDS:
+            begun = entry.is_dir() and TEMPORARY_NAME.fullmatch(entry.name) and _is_begun(entry)
+            if begun and time.time() - _last_write(entry) > _ABANDONED_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether a directory holds nothing but what a run has from its first instant, or a part of it."""
+    own = {records.RECORD, records.TRAINING_CONFIG, records.TOKENIZER, "checkpoint"}
+    return all(entry.name in own or entry.suffix == ".json" for entry in path.iterdir())
+
+
+def _last_write(path: Path) -> float:
+    """When something in a directory was written last."""
+    return max(entry.stat().st_mtime for entry in (path, *path.rglob("*")))

@@ -59,6 +59,21 @@ class LoadedRun:
     run: RunDirectory
 
 
+_TRIES = 5
+
+
+def _read(directory: RunDirectory, checkpoint: int | Literal["latest", "best"]) -> Checkpoint:
+    """The checkpoint that is meant; looked for again where the run that is training took it away meanwhile."""
+    for _ in range(_TRIES):
+        place = locate_checkpoint(directory.checkpoints, checkpoint)
+        try:
+            return read_checkpoint(place, ["model"])
+        except CheckpointError:
+            if place.exists():
+                raise
+    return read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
+
+
 def load_run(
     run: str | Path = "latest",
     *,
@@ -76,7 +91,7 @@ def load_run(
     directory = find_run(str(run), root)
     config = directory.training_config()
     tokenizer = own_tokenizer(directory)
-    found = read_checkpoint(locate_checkpoint(directory.checkpoints, checkpoint), ["model"])
+    found = _read(directory, checkpoint)
     refuse_other_surroundings(directory, found)
     recorded = {choice["name"]: choice["value"] for choice in directory.record().get("choices", [])}
     config = as_recorded(config, recorded)

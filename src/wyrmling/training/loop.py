@@ -329,6 +329,8 @@ class TrainingLoop:
 
     def _refuse_weights_that_are_not_finite(self) -> None:
         """An update can ruin a weight although its gradient was finite; such weights are not worth keeping."""
+        if not math.isfinite(float(self.progress.window.loss_sum)):
+            raise DivergedError(f"training diverged at step {self.progress.step}: the loss is not finite")
         if math.isfinite(global_norm([parameter.detach() for parameter in self.session.model.parameters()])):
             return
         for name, parameter in self.session.model.named_parameters():

@@ -74,10 +74,11 @@ class Machine:
     @contextlib.contextmanager
     def autocast(self) -> Iterator[None]:
         """The context of a forward pass."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
-            yield
-        # PyTorch drops its casts of the weights with the outermost autocast, and that may be the caller's
-        torch.clear_autocast_cache()
+        try:
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
+                yield
+        finally:  # PyTorch drops its casts of the weights with the outermost autocast, and that may be the caller's
+            torch.clear_autocast_cache()
 
     def settings(self) -> contextlib.AbstractContextManager[None]:
         """The context of everything that is computed here: what the process has set is put back after it."""
@@ -319,7 +320,7 @@ def _threads(asked: int | None, stored: str | None) -> Choice:
         if int(stored) > most:
             raise CheckpointError(
                 f"the run was trained with {stored} threads, and a machine of {cores} cores bears {most} at most: "
-                "resume it where it was trained, or pass --allow-inexact"
+                "resume it where it was trained, or pass --allow-inexact with --set runtime.threads=N"
             )
         return Choice("threads", stored, "as when the run was created")
     if asked is not None:

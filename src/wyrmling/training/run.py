@@ -193,9 +193,9 @@ def _run(
                 Message("info", "checkpoint", f"step {step} is set aside: the run goes on earlier")
             )
         mend_pointers(run, progress, told.on_message)
-        run.write_training_config(with_own_launch(session.configured, run.training_config()))
-        if allow_inexact:
+        if allow_inexact:  # first: killed between the two, the next resume chooses anew what --set says anew
             rewrite_choices(run, session.choices, versions())
+        run.write_training_config(with_own_launch(session.configured, run.training_config()))
     log = EventLog(run.events_path)
     if log.lost:
         text = f"the last {log.lost} lines of {run.events_path} were no events and were cut off"

@@ -91,7 +91,7 @@ def _check_width(head: bytes, name: str, wanted: str) -> None:
     wide = wide_encoding(head)
     expects_wide = wanted.startswith(("utf-16", "utf-32"))
     marked = head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE))
-    if wide is not None and wide not in (wanted, f"{wanted}-le") and not (marked and wide[:6] == wanted):
+    if wide is not None and wide != wanted and not (marked and wide[:6] == wanted):
         advice = wide[:6] if marked else wide
         raise DataError(
             f'{name}: is written in {advice.upper()}, not in {wanted}; set dataset.encoding = "{advice}" '
@@ -266,6 +266,11 @@ class _Decoding(io.RawIOBase):
                     f"{self._name}: byte 0x{error.object[error.start]:02x} at offset {self._read - kept + error.start} "
                     f"is not {self._encoding} ({error.reason}); correct dataset.encoding (--encoding, for a text or "
                     'prompt of its own), or set dataset.invalid_utf8 = "replace"'
+                ) from error
+            except UnicodeError as error:  # without a mark there is no telling which half comes first
+                raise DataError(
+                    f"{self._name}: is not {self._encoding} ({error}); correct dataset.encoding (--encoding, for a "
+                    "text or prompt of its own)"
                 ) from error
             self._read += len(chunk)
             self._decoded = memoryview(text.encode("utf-8", "surrogateescape"))
